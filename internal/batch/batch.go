@@ -27,7 +27,7 @@ type round[T any] struct {
 // Do runs call with the item and all items that wait with it, in order of arrival. The call starts after Do was
 // called: at once, or when the previous call of the key returns. Do returns nil after the call. If ctx ends first, Do
 // returns the error of ctx, and the call may still run, now or later. The context of the call has the values of the
-// first waiter's context. It ends when no caller waits any more.
+// first waiter's context. That context ends when no caller waits any more.
 //
 // All callers of a key must pass an equivalent call.
 func (q *Queue[K, T]) Do(ctx context.Context, key K, item T, call func(context.Context, []T)) error {

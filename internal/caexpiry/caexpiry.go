@@ -19,7 +19,7 @@ type state int
 
 const (
 	good state = iota
-	// shortens: the CA expires before the normal end of certificates that it signs now.
+	// shortens: the CA expires before certificates that it signs now would normally expire.
 	shortens
 	expired
 )
@@ -43,7 +43,7 @@ func Expired(end time.Time, lifetime time.Duration, now time.Time) bool {
 	return s == expired
 }
 
-// steps are the numbers of days before the expiration of a CA at which warnings begin. Each step is reported once.
+// steps are the numbers of days before the expiration of a CA at which warnings begin. A Watch reports each step once.
 var steps = []int{90, 30, 7}
 
 // Within returns the last step that has begun for a CA that expires at end: 90, 30 or 7 days. It returns 0 before the
@@ -72,8 +72,8 @@ func Replace(files ...string) string {
 // renew says what to do about a CA that has expired. A rotation does not help, because no client trusts the old CA any more.
 const renew = "renew it with the same key: docs/operate.md#renew-an-expired-ca"
 
-// Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report. todo is what
-// to do about it, from [Prepare] or [Replace].
+// Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report. todo says
+// what an operator must do: the result of [Prepare] or [Replace].
 func Notice(end time.Time, lifetime time.Duration, now time.Time, todo string) string {
 	s, _ := stateOf(end, lifetime, now)
 	days, _ := Within(end, now)

@@ -24,7 +24,7 @@ func TestState(t *testing.T) {
 		lifetime time.Duration
 		left     time.Duration
 		state    state
-		next     time.Duration // before the end; negative: never
+		next     time.Duration // when the next state begins, before the CA expires; negative means never
 	}{
 		// The validity of certificates of 8h or more begins 5min before issue.
 		{"long", year, 10 * year, good, year - 5*time.Minute},
@@ -65,7 +65,7 @@ func TestWithin(t *testing.T) {
 	for _, test := range []struct {
 		left time.Duration
 		days int
-		next time.Duration // before the end; negative: never
+		next time.Duration // when the next step begins, before the CA expires; negative means never
 	}{
 		{3650 * day, 0, 90 * day},
 		{90*day + 1, 0, 90 * day},

@@ -40,7 +40,7 @@ func (o *Options) shownAddress() string {
 	return cmp.Or(o.Advertise, own)
 }
 
-// warnOfLoopback logs addresses of the options at which no other machine reaches a server.
+// warnOfLoopback logs loopback addresses in the options, at which other machines reach no server.
 func (s *service) warnOfLoopback() {
 	apiServer, _ := clusterinfo.Endpoint(s.options.APIServer) // empty after an error
 	for flag, endpoint := range map[string]string{"--advertise": s.options.Advertise, "--api-server": apiServer} {

@@ -45,7 +45,7 @@ func (s *service) admission(own stores, node, ready func(ctx context.Context, na
 const otherSigner = time.Hour
 
 // watchOtherSigner returns a function to call for each certificate that another signer wrote. Readiness and token
-// warnings then report it, because that signer does not enforce the limits of tokens.
+// warnings then report the other signer, because it does not enforce the limits of tokens.
 func (s *service) watchOtherSigner() func(signerName, writer string) {
 	var mu sync.Mutex
 	var last time.Time

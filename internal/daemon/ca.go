@@ -33,7 +33,7 @@ type clusterCA struct {
 	followers []func(*signer.CA) error
 }
 
-// follow calls f with the CA, now and whenever it is replaced. It must be called before c runs.
+// follow calls f with the CA, now and whenever it is replaced. Call follow before c runs.
 func (c *clusterCA) follow(f func(*signer.CA) error) error {
 	c.followers = append(c.followers, f)
 	return f(c.Get())

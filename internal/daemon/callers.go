@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// loadOperators returns the authentication of the operators in a token file, which it reloads. Without a file, nobody is
-// authenticated. It calls changed after the file has changed; nil does nothing.
+// loadOperators returns a function that authenticates the operators in a token file. Without a file, that function
+// authenticates nobody. loadOperators also reloads the file. It calls changed after each change; nil does nothing.
 func (s *service) loadOperators(file string, changed func() error) (auth.Authenticate, error) {
 	if file == "" {
 		return (&auth.TokenFile{}).Authenticate, nil
@@ -155,7 +155,7 @@ func ownCallers(operators, byCertificate auth.Authenticate) server.Callers {
 }
 
 // adminsOr allows everything to the admins of the token file, and calls others for other callers. Only the token file
-// makes admins: a client certificate or a TokenReview with the admin group does not.
+// can make a caller an admin. A client certificate or a TokenReview with the admin group cannot.
 func adminsOr(operators auth.Authenticate, others auth.Authorize) auth.Authorize {
 	admins := auth.AllowGroup(AdminGroup)
 	return func(r *http.Request, u auth.User, a auth.Access) error {

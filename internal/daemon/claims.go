@@ -49,8 +49,8 @@ func (s *service) watchClaims(claims tokens.Claims, events events) {
 	})
 }
 
-// look checks once and logs changes. It ignores temporary errors, for example of an unavailable API server: other
-// checks report them.
+// look checks once and logs changes. It ignores temporary errors, for example of an unavailable API server, because
+// other checks report them.
 func (c *claimSpace) look(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
 	defer cancel()

@@ -155,7 +155,7 @@ func (c *connection) clientConfig() (*rest.Config, error) {
 	config.UserAgent = "kubejoin/" + c.options.Version.Version
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	config.QPS, config.Burst = -1, 0 // unlimited
-	if c.QPS > 0 {                   // one limiter for all clients
+	if c.QPS > 0 {                   // all clients share one limiter
 		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(c.QPS, max(c.Burst, int(c.QPS), 1))
 	}
 	return config, pingSoon()
@@ -380,8 +380,8 @@ func (c *cluster) checkWrites(context.Context) error {
 	return api.Notice(fmt.Sprintf("kubejoin cannot %s since %s; see 'kubejoin doctor', or the log", all[0], all[0].At.Format(time.RFC3339)))
 }
 
-// csrControllers returns the controllers of CertificateSigningRequests. They share an informer. It runs only while the
-// controllers run, because nothing else reads these objects from a cache.
+// csrControllers returns the controllers of CertificateSigningRequests. They share an informer, which runs only while
+// the controllers run. No other part of kubejoin reads these objects from a cache.
 func (c *cluster) csrControllers(authority *signer.Authority) func(context.Context) error {
 	enabled := c.options.Controllers
 	signs := enabled[CSRSigner] && !c.Shadow

@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod knows only the address of
-// the Service, which joining machines cannot reach. So kubejoin in a pod needs --api-server.
+// firstKubeconfig returns the content of a new cluster-info, or nil if kubejoin cannot determine the content. A pod knows only
+// the address of the Service, which joining machines cannot reach. So kubejoin in a pod needs --api-server.
 func (c *connection) firstKubeconfig() ([]byte, error) {
 	apiServer := c.options.APIServer
 	if apiServer == "" {

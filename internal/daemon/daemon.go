@@ -44,7 +44,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) err
 	return s.serve(ctx, served)
 }
 
-// A service has the options of kubejoin, and collects what its parts add.
+// A service has the options of kubejoin, and collects the checks, background functions and warnings that its parts add.
 type service struct {
 	options  Options // once the port is open, Listen contains the actual port
 	log      *slog.Logger
@@ -61,7 +61,7 @@ type service struct {
 	stopping atomic.Bool
 }
 
-// A site is the HTTPS API of a service, with the serving certificate and the text that it prints when it is ready.
+// A site is the HTTPS API of a service, with its serving certificate and its banner.
 type site struct {
 	api         server.Server
 	certificate servingCertificate
@@ -125,9 +125,9 @@ func (s *service) close() {
 // garbageRoom is how much more garbage may accumulate before a collection, in bytes.
 const garbageRoom = 16 << 20
 
-// gcBallast returns memory that is never touched, so it uses no physical memory. The garbage collector counts it
-// as live, and therefore lets that much more garbage accumulate. kubejoin has a small heap: without ballast, the
-// collector would run fifty times a second while many certificates are requested. GOGC and GOMEMLIMIT disable it.
+// gcBallast returns memory that is never touched, so it uses no physical memory. The garbage collector counts it as live, and
+// therefore lets that much more garbage accumulate. kubejoin has a small heap: without ballast, the collector would run fifty
+// times a second while many certificates are requested. Setting GOGC or GOMEMLIMIT disables the ballast.
 func gcBallast() []byte {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {

@@ -100,8 +100,8 @@ func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kube
 	}
 }
 
-// hosts returns the hosts of the API server and of kubejoin in the options. A node must not get a serving certificate
-// with one of them from the cluster CA, because clients would then trust the node as that host.
+// hosts returns the hosts of the API server and of kubejoin in the options. The cluster CA must not issue a serving
+// certificate for one of these hosts to a node. Clients would then trust the node as that host.
 func (o *Options) hosts() []string {
 	return append([]string{hostOf(o.APIServer), hostOf(o.Advertise)}, o.TLS.SANs...)
 }

@@ -38,7 +38,7 @@ func (s *service) openServingCertificate(ca *clusterCA) (servingCertificate, err
 	o := s.options.TLS
 	if o.CertFile == "" {
 		issued := &servingcert.Source{CA: ca.Get, Names: s.ownNames(), Cross: ca.rotation.cross}
-		// A joining node gets both the certificate and cluster-info, so both follow the CA at once.
+		// A joining node sees both the certificate and cluster-info, so both must change at once when the CA changes.
 		err := ca.follow(func(*signer.CA) error {
 			_, err := issued.Step(context.Background())
 			return err
@@ -136,9 +136,9 @@ func (s *service) checkPort() error {
 	return fmt.Errorf("--listen: %w: %s has the port; kubejoin has created nothing", err, cmp.Or(pki.ListenerOf(number), "a process that this user may not see"))
 }
 
-// serve serves requests until ctx ends or a part fails permanently. On shutdown, serve first reports that it is not
-// ready. It continues to serve for the shutdown delay, until load balancers have noticed. Then it finishes the requests
-// in flight, and only then stops the background functions, which requests may need.
+// serve serves requests until ctx ends or a background function fails permanently. On shutdown, serve first reports
+// that it is not ready. It continues to serve for the shutdown delay, until load balancers have noticed. Then it
+// finishes the requests in flight, and only then stops the background functions, which requests may need.
 func (s *service) serve(ctx context.Context, served *site) error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err != nil {

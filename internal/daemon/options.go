@@ -56,7 +56,7 @@ type Options struct {
 	IssuanceRetention time.Duration
 
 	Version api.Version
-	// Around wraps the handler of the HTTPS API; nil leaves it as it is.
+	// Around wraps the handler of the HTTPS API; nil means no wrapper.
 	Around func(http.Handler) http.Handler
 }
 
@@ -68,7 +68,7 @@ type ClusterOptions struct {
 	OwnTokens  bool    // tokens are in a file in DataDir or in Etcd, instead of Secrets
 	Shadow     bool
 	PKIDir     string   // empty: kubejoin uploads no certificates of control planes
-	Audiences  []string // accepted audiences: a bearer token of the cluster must have one of them
+	Audiences  []string // a bearer token of the cluster must have one of these audiences
 
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string
@@ -98,7 +98,7 @@ type CA struct {
 	CertFile, KeyFile string
 	PassphraseFile    string        // empty: the key is not encrypted
 	Remote            remote.Config // the signer process with the key; if it has no URL, the key is in KeyFile
-	Duration          time.Duration // of certificates
+	Duration          time.Duration // lifetime of certificates
 	RotationQPS       float64       // rate limit for renewals of kubelets during a rotation, per second
 }
 

@@ -65,7 +65,7 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 func (p *publicAccess) read(ctx context.Context) (next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, publicAccessTimeout)
 	defer cancel()
-	request := p.anonymous.Get().SetHeader("Connection", "close") // one read a minute needs no open connection
+	request := p.anonymous.Get().SetHeader("Connection", "close") // for one read a minute, an open connection is not needed
 	body, err := request.Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).Stream(ctx)
 	missing := ""
 	switch {

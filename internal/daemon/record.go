@@ -32,8 +32,8 @@ func (s *service) openLines() (issuance.Log, error) {
 	}
 }
 
-// watchRecord returns the issuance record of the authority. It writes to the record of the stores and to lines, and
-// is nil if both are nil.
+// watchRecord returns the issuance record of the authority. That record writes to the record of the stores and to
+// lines. It is nil if both are nil.
 func (s *service) watchRecord(own stores, lines issuance.Log) issuance.Log {
 	w := &watchedRecord{
 		kept: own.record, store: own.dropper, log: s.log,

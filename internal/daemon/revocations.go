@@ -24,8 +24,8 @@ type trust struct {
 	revocations *revocation.Guard
 }
 
-// clients returns an authentication by client certificates of the CAs that get returns. It does not accept CAs that a
-// rotation took out of use.
+// clients returns a function that authenticates by client certificates of the CAs that get returns. The function does
+// not accept CAs that a rotation took out of use.
 func (t trust) clients(get func() []*x509.Certificate) auth.Authenticate {
 	return auth.ClientCertificate{CAs: t.rotation.trusting(get), Everybody: true, Revoked: t.checkRevoked}.Cached()
 }

@@ -31,7 +31,7 @@ type rotating struct {
 	nodes int
 	// cross is the cross certificate for clients that trust only the old CA; nil if no client needs it.
 	cross *x509.Certificate
-	// gone are the pins of CAs that rotations took out of use.
+	// gone are the pins of the CAs that rotations took out of use.
 	gone []string
 }
 
@@ -65,7 +65,7 @@ type clusterRotation struct {
 }
 
 // watchRotation follows the stored rotation, and its copy for hosts. Requests read a cache, which normally lags by less than a
-// second. Its watch notices within 15 s that the API server does not respond, see pingSoon.
+// second. The watch of the cache notices within 15 s that the API server does not respond, see pingSoon.
 func (k *connection) watchRotation() *clusterRotation {
 	named := func(name string) string {
 		return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()

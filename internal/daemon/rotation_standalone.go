@@ -58,8 +58,8 @@ type ownRotation struct {
 	checked  time.Time // when the files were last found writable
 }
 
-// resumeRotation updates the CA files if kubejoin was killed before it could, or did not run. Call it before the CA is
-// loaded. After a failure, kubejoin still serves with the present files.
+// resumeRotation updates the CA files to the stored stage, because kubejoin may have been killed or stopped before it
+// could. Call it before the CA is loaded. After a failure, kubejoin still serves with the present files.
 func (s *service) resumeRotation(own stores, files CA) *caFollower {
 	f := &caFollower{Store: rowstate.Store{Rows: own.rotationRows, Files: ownFiles(files)}, claims: own.claims, log: s.log}
 	f.state.Store(&rotating{})

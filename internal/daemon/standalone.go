@@ -196,7 +196,8 @@ func computedClusterInfo(own stores, apiServer string, ca *clusterCA) (*clusteri
 	}, err
 }
 
-// openOperators loads the operators. Without --token-auth-file, it creates an admin, and listening writes a curlrc.
+// openOperators loads the operators. Without --token-auth-file, it creates an admin, and the function listening
+// writes a curlrc.
 func (s *standalone) openOperators() (operators auth.Authenticate, listening func() error, err error) {
 	if err := s.keepBundle(s.ca); err != nil {
 		return nil, nil, err

@@ -162,7 +162,7 @@ func checkPins(f *Facts) []Finding {
 	return all
 }
 
-// checkTrust finds CAs whose certificates clients refuse, for example because of name constraints. The names are those
+// checkTrust finds CAs whose certificates clients refuse, for example because of name constraints. It checks the names
 // that kubelets request.
 func checkTrust(f *Facts) []Finding {
 	_, cas, err := f.kubeconfig()
@@ -202,7 +202,8 @@ func checkCA(f *Facts) []Finding {
 	return nil
 }
 
-// maxSkew is the tolerated difference between two clocks. From 5 minutes on, machines reject new certificates.
+// maxSkew is the tolerated difference between two clocks. If the clocks differ by 5 minutes or more, machines reject
+// new certificates.
 const maxSkew = time.Minute
 
 func checkClocks(f *Facts) []Finding {

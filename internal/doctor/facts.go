@@ -13,7 +13,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// A Fact names something that Read reads. Reading it can fail.
+// A Fact is the name of a set of data that Read reads. Reading may fail for each Fact separately.
 type Fact string
 
 const (
@@ -82,7 +82,7 @@ type Facts struct {
 	Discovery *Endpoint
 	// Advertise is the result of a connection to the address of --advertise; nil if join commands name the API server.
 	Advertise *Endpoint
-	// Kubejoin is a running kubejoin; nil if none was given.
+	// Kubejoin is the state of a running kubejoin; nil without --url.
 	Kubejoin *Kubejoin
 
 	// Revoked is the number of revoked nodes and certificates. RevocationsFill is how full their fullest ConfigMap is, from 0
@@ -110,7 +110,7 @@ type Endpoint struct {
 	Kubeconfig string
 }
 
-// A Kubejoin is what a kubejoin server reports about itself.
+// A Kubejoin is the state that a kubejoin server reports about itself.
 type Kubejoin struct {
 	URL string
 	// Unreachable says why the server does not respond; empty if it does.

@@ -129,8 +129,9 @@ func (f *Facts) onEach(name string, find func(machine string, flags flags) []Fin
 // plain matches values from a Pod that a command may contain.
 var plain = regexp.MustCompile(`^[A-Za-z0-9,.:/*=-]*$`)
 
-// setFlag returns a shell command that replaces a flag in the manifest of a component. The copy is in another folder, because
-// the kubelet starts every file in the manifest folder. If value does not match plain, the command uses otherwise.
+// setFlag returns a shell command that replaces a flag in the manifest of a component. The command edits a copy in another
+// folder, because the kubelet starts every file in the manifest folder. If value does not match plain, the command uses the
+// value otherwise.
 func setFlag(component, flag, value, otherwise string) string {
 	if !plain.MatchString(value) {
 		value = otherwise

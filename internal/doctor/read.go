@@ -31,10 +31,10 @@ import (
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
-// timeout limits the reading of one fact.
+// timeout limits the time to read one fact.
 const timeout = 10 * time.Second
 
-// Options select what Read reads.
+// Options are the parameters of Read.
 type Options struct {
 	// Cluster is the client configuration for the API server.
 	Cluster *rest.Config

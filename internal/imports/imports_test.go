@@ -224,7 +224,7 @@ func TestSleepsOnlyWithSynctest(t *testing.T) {
 	}
 }
 
-// TestOnlyCommandsImport keeps packages of the command line out of all other packages and their tests.
+// TestOnlyCommandsImport ensures that only commands import packages of the command line.
 func TestOnlyCommandsImport(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, module+"...").CombinedOutput()
 	if err != nil {

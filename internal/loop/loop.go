@@ -1,5 +1,5 @@
-// Package loop runs a step repeatedly: on a hint, when the step asked for it, at a maximum interval, and with backoff
-// after a failure. Every controller that processes all its objects at once uses a Loop.
+// Package loop runs a step repeatedly: on a hint, at the time that the last step returned, after a maximum interval,
+// and with backoff after a failure. Every controller that processes all its objects at once uses a Loop.
 package loop
 
 import (

@@ -25,8 +25,8 @@ const (
 var begin, end = []byte("-----BEGIN "), []byte("-----END ")
 
 // Blocks returns all blocks. It ignores text between them. It returns an error for empty data, and for each beginning or
-// end of a block that encoding/pem cannot read. Examples are a space or a byte order mark before it, a missing newline
-// between two blocks, and a damaged or truncated block.
+// end of a block that encoding/pem cannot read. encoding/pem cannot read a block after a space or a byte order mark, two
+// blocks without a newline between them, and a damaged or truncated block.
 func Blocks(data []byte) ([]*pem.Block, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("empty, want PEM")

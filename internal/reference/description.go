@@ -69,7 +69,7 @@ type problemsShown struct {
 	Names  []string
 }
 
-// everyAnswer are the headers of every response. The page lists them once.
+// everyAnswer are the headers of every response. The page lists these headers only once.
 var everyAnswer = map[string]bool{"X-Request-Id": true, "Cache-Control": true}
 
 // A described is a YAML node with aliases and references resolved. The zero value is a missing node, whose values are

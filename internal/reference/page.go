@@ -1,6 +1,6 @@
 // Package reference generates the HTML and text reference of the HTTPS API from openapi.yaml. It runs with 'go
-// generate' in package server. Do not import it into a program: with a template, the linker keeps all exported
-// methods.
+// generate' in package server. Do not import this package into a program: it uses templates, with which the
+// linker keeps all exported methods.
 package reference
 
 import (

@@ -49,8 +49,8 @@ type Value[T any] struct {
 	current atomic.Pointer[T]
 	failure atomic.Pointer[error]
 
-	// Only the loop uses these fields. used is the state of the files that current was loaded from, seen that of the
-	// last check, and told that of the last reported failure. pending is true if Changed must still be called.
+	// Only the loop uses these fields. used is the state of the files from which current was loaded. seen is the state at the
+	// last check. told is the state at the last reported failure. pending is true if Changed must still be called.
 	used, seen, told state
 	pending          bool
 }
@@ -109,7 +109,7 @@ func (v *Value[T]) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// step is one check. It does not return errors to the loop, so that the next check is due as usual.
+// step runs one check. It returns no errors to the loop, so that the next check runs at the usual time.
 func (v *Value[T]) step() {
 	now, err := v.look()
 	before := v.seen

@@ -41,7 +41,7 @@ const (
 type handler struct {
 	policy func() *config.Policy
 	ca     func() *signer.CA
-	// authority records what it signs and refuses.
+	// authority signs orders, and records issued and refused ones.
 	authority *signer.Authority
 	// requester returns the requester that sent a request, or an error.
 	requester func(r *http.Request, p *config.Policy) (config.Requester, error)
@@ -115,7 +115,7 @@ func (h *handler) limit(r *http.Request, left *rates, from config.Requester) *we
 }
 
 // sign signs an order, and counts it. It charges the rate before it reads or verifies anything, so refused orders are also
-// charged. So the rate also limits how fast the record grows.
+// charged. This limits how fast the record grows.
 func (h *handler) sign(r *http.Request, from config.Requester) (certificate []byte, err error) {
 	result := "failed"
 	defer func() { h.orders.WithLabelValues(result).Inc() }()

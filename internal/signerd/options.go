@@ -18,7 +18,7 @@ const (
 type Options struct {
 	Listen         string // HOST:PORT, or unix:///PATH
 	Policy         string // file
-	CertFile       string // of the CA
+	CertFile       string // certificate file of the CA
 	KeyFile        string // file, or URI of a PKCS#11 key
 	PassphraseFile string // empty: the key is not encrypted
 	Record         string // file

@@ -112,7 +112,7 @@ func decoders(certificates bool, before time.Time) rowstore.Decoders {
 	}
 }
 
-// of returns the number of rows of a kind.
+// of returns a pointer to the number of rows of a kind.
 func (c *Counts) of(kind rowstore.Kind) *int {
 	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "ca-rotation/": &c.Rotations, "issued/": &c.IssuanceEntries}[kind.Folder]
 }

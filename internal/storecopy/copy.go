@@ -27,7 +27,7 @@ type Counts struct {
 
 // Options are the options of Copy.
 type Options struct {
-	// DryRun makes Copy only check both stores and count what it would copy.
+	// DryRun makes Copy only check both stores and count the rows that it would copy.
 	DryRun bool
 	// Copy calls Progress after each row, with the numbers so far and the number of entries that were read back. It may be nil.
 	Progress func(counts Counts, compared int)
@@ -71,7 +71,7 @@ func Copy(ctx context.Context, from, to *Backend, o Options) (counts Counts, err
 	c := copyRun{from: from, to: to, Options: o, kinds: d.Kinds(), copied: map[string]revision{}}
 	for _, step := range []func(context.Context) error{c.copy, c.compare, c.unchanged, to.complete} {
 		err := step(ctx)
-		if errors.Is(err, ErrDiffers) { // report a changed source instead, which also causes differences
+		if errors.Is(err, ErrDiffers) { // if the source has changed, report that: a change also causes differences
 			err = cmp.Or(c.unchanged(ctx), err)
 		}
 		if err != nil {
@@ -240,7 +240,7 @@ func (c *copyRun) differs(key string) error {
 // compare reads all rows back, and returns an error if the destination differs from the source.
 func (c *copyRun) compare(ctx context.Context) error {
 	for _, kind := range c.kinds {
-		rows := map[string]int{} // by folder
+		rows := map[string]int{} // number of rows by folder
 		if err := c.eachPage(ctx, c.from.rows.DB(), kind, func(_ []rowstore.Row, all [][]rowstore.Change) error {
 			var keys []string
 			for _, row := range slices.Concat(all...) {

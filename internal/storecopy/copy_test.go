@@ -36,7 +36,7 @@ func storeAt(t *testing.T, c *etcd.Cluster, prefix string) *etcdstore.Store {
 	config := c.StoreConfig(t, prefix)
 	config.NoCache = true
 	s := must.Value(etcdstore.Open(t.Context(), config))(t)
-	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
+	t.Cleanup(func() { _ = s.Close() }) // the test may already have closed the store
 	return s
 }
 

@@ -22,7 +22,7 @@ import (
 // A Backend is an open file or etcd.
 type Backend struct {
 	name         string
-	giveUp       string // says what to delete to give up a copy to this store
+	giveUp       string // what to delete if a copy to this store cannot be used
 	rows         *rowstore.Store
 	certificates bool // whether the record has certificates
 	// A copy to this store calls begin first and complete last. Between these calls, nobody else can use the store.
@@ -121,7 +121,7 @@ func absent(path string) error {
 	return nil
 }
 
-// syncFolder makes a rename durable.
+// syncFolder makes a rename in a folder durable.
 func syncFolder(path string) error {
 	if runtime.GOOS == "windows" { // cannot sync folders
 		return nil

@@ -37,13 +37,13 @@ type Document struct {
 	packed  time.Time // when the last compression began
 }
 
-// version returns the version with a body, which the caller must not change afterwards. It reuses the tag
-// and the compressed form of the last version if the bytes are the same.
+// version returns a version with this body. The caller must not change body afterwards. If the last version has the
+// same bytes, version reuses its tag and compressed form.
 func (p *Document) version(body []byte) *version {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := &version{body: body}
-	if last := p.last; last != nil && bytes.Equal(body, last.body) { // cheap if they share memory
+	if last := p.last; last != nil && bytes.Equal(body, last.body) { // cheap if both slices share memory
 		next.tag = last.tag
 		next.gzip.Store(last.gzip.Load())
 	} else {
@@ -56,8 +56,8 @@ func (p *Document) version(body []byte) *version {
 	return next
 }
 
-// pack compresses a version in the background, unless it is compressed already or a compression began
-// less than packInterval ago. Until it is done, responses are not compressed.
+// pack compresses a version in the background, unless it is compressed already or a compression began less than
+// packInterval ago. Until compression has ended, responses are not compressed.
 func (p *Document) pack(d *version) {
 	if len(d.body) < packMinSize {
 		return

@@ -53,7 +53,7 @@ func (p *Problem) Unavailable(err error) *Problem {
 // NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name. Package codes
 // defines its status.
 func NewProblem(name, format string, args ...any) *Problem {
-	safetext.Args(args) // redacts secrets before a verb truncates them
+	safetext.Args(args) // redact secrets before a verb truncates them
 	status := codes.Statuses[name]
 	return &Problem{Problem: api.Problem{
 		Type:   api.ProblemType + name,
@@ -88,7 +88,8 @@ func ProblemOf(err error) *Problem {
 		return BadFields(invalid)
 	case errors.As(err, &refused):
 		p := NewProblem(refused.Reason, "%s", refused.Message)
-		if !refused.Retry && (p.Status == http.StatusServiceUnavailable || refused.Reason == "internal") { // only an operator can solve it
+		// A retry does not help: only an operator can solve this problem.
+		if !refused.Retry && (p.Status == http.StatusServiceUnavailable || refused.Reason == "internal") {
 			p.Detail += "; the log of kubejoin has the reason under this request ID"
 		}
 		if p.Field, p.Cause = refused.Field, refused.Err; refused.Retry {
@@ -108,8 +109,8 @@ const maxDetail = 4096
 // MaxField is the maximum size of a field that a client chose, in bytes, in a problem.
 const MaxField = 40
 
-// Response returns the problem as a response to the request with an ID. With kubernetes set, the body is a Kubernetes
-// Status, which the clients of some paths expect.
+// Response returns the problem as a response to the request with this ID. If kubernetes is true, the body is a
+// Kubernetes Status, which the clients of some paths expect.
 func (p *Problem) Response(id string, kubernetes bool) Response {
 	named := *p
 	named.Problem = *shown(p)

@@ -20,7 +20,7 @@ const (
 	answerTimeout  = 10 * time.Second // to read a response; kubeadm allows 10 s for a whole request
 	idleTimeout    = time.Minute
 	// restTimeout limits the wait for the unread rest of a request body. net/http waits for the rest before it sends the
-	// response, after the slot of the request is free again. If the rest does not arrive, it closes the connection.
+	// response, after the slot of the request is free again. If the rest does not arrive, net/http closes the connection.
 	restTimeout = time.Second
 	maxHeader   = 16 << 10
 	maxStreams  = 64 // HTTP/2 streams in flight on one connection

@@ -21,7 +21,7 @@ import (
 
 // Limits of a [Key].
 const (
-	// maxSessions is the maximum number of concurrent signatures. One more session keeps the login.
+	// maxSessions is the maximum number of concurrent signatures. An additional session keeps the token logged in.
 	maxSessions = 8
 	// defaultTimeout is how long a caller waits for a signature.
 	defaultTimeout = 10 * time.Second
@@ -44,8 +44,8 @@ type Key struct {
 	mu      sync.Mutex
 	session *session  // nil if the token is not open
 	closing bool      // the last session is closing
-	next    time.Time // of the next attempt to open the token
-	failure error     // of the last attempt
+	next    time.Time // time of the next attempt to open the token
+	failure error     // error of the last attempt
 	refused *[sha256.Size]byte
 }
 

@@ -1,5 +1,6 @@
 // Package codepage explains each code that kubejoin prints: what it means, and what to do next. 'kubejoin explain CODE' and
-// docs/codes.md show the same entries. It reads texts that exist in other code from there, instead of repeating them.
+// docs/codes.md show the same entries. If other code already contains a text, the package reads the text from there instead
+// of repeating it.
 package codepage
 
 import (

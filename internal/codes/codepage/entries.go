@@ -24,7 +24,7 @@ const (
 	restoreFiles = "restore the files"
 )
 
-// Verdicts: what kubejoin does with the request for a reason.
+// Verdicts: what kubejoin does with a request that has a reason.
 const (
 	denied      = "denied"
 	deniedHTTPS = "denied over HTTPS"

@@ -63,8 +63,8 @@ func Replace(file string, content []byte) error {
 // temporary matches the name of a file that Prepare created.
 var temporary = regexp.MustCompile(`\A\.(.+)\.[0-9]+\z`)
 
-// Sweep removes temporary files that a killed process left in a folder, if the function is returns true for the name of
-// the file that they should replace. Sweep ignores a missing folder.
+// Sweep removes temporary files that a killed process left in a folder. It removes only temporary files for a name for
+// which the function is returns true. Sweep ignores a missing folder.
 func Sweep(dir string, is func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -96,7 +96,7 @@ func TestKeepOwnerRefusesToLoseAttributes(t *testing.T) {
 	r := must.Value(atomicfile.Prepare(file))(t)
 	defer r.Drop()
 	for _, temporary := range must.Value(filepath.Glob(filepath.Join(filepath.Dir(file), ".file.*")))(t) {
-		must.OK(t, os.Remove(temporary)) // so that it cannot get attributes
+		must.OK(t, os.Remove(temporary)) // setting attributes on the missing file fails
 	}
 	if err := r.KeepOwner(); err == nil || !strings.Contains(err.Error(), file+": keep its extended attribute user.kubejoin: ") {
 		t.Errorf("got %v, want an error that names the attribute", err)

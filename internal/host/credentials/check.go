@@ -76,7 +76,7 @@ func (r KubeconfigReport) Text() string {
 
 // A Checker checks kubeconfigs.
 type Checker struct {
-	// Node is the node that the file is for; empty if it may be for anyone.
+	// Node is the node for which the kubeconfig should be; empty allows any user.
 	Node string
 	// Offline makes Check send no request to the API server.
 	Offline bool
@@ -115,7 +115,7 @@ const (
 type checking struct {
 	Checker
 	report KubeconfigReport
-	dir    string // of the file, for relative paths
+	dir    string // folder of the kubeconfig, for relative paths
 	now    time.Time
 
 	cluster *clientcmdapi.Cluster
@@ -216,7 +216,7 @@ func readSmall(file string) ([]byte, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = f.Close() }()                             // it was only read
+	defer func() { _ = f.Close() }()                             // read-only, so Close loses nothing
 	content, err := io.ReadAll(io.LimitReader(f, maxKubeconfig)) // the file may have grown since Stat
 	return content, info, err
 }
@@ -355,9 +355,9 @@ func (c *checking) checkNode() {
 	}
 }
 
-// client returns an HTTP client that reaches the API server as kubectl does with the same file: with its proxy, server
-// name, token, exec plugin and impersonation. If the file contains no CA, the client trusts the system's CAs. If the
-// credential is unusable, the client presents none.
+// client returns an HTTP client that connects to the API server like kubectl with the same file. It uses the proxy,
+// server name, token, exec plugin and impersonation of the file. If the file contains no CA, the client trusts the
+// system's CAs. If the credential is unusable, the client presents none.
 func (c *checking) client() (*http.Client, error) {
 	config := clientcmdapi.NewConfig()
 	cluster, user := *c.cluster, clientcmdapi.AuthInfo{}
@@ -493,7 +493,7 @@ func (c *checking) call(ctx context.Context, web *http.Client, method, path stri
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = response.Body.Close() }() // it was only read
+	defer func() { _ = response.Body.Close() }() // read-only, so Close loses nothing
 	if into != nil && response.StatusCode/100 == 2 {
 		// If the response has no name, keep the name in the certificate.
 		_ = json.NewDecoder(io.LimitReader(response.Body, maxKubeconfig)).Decode(into)

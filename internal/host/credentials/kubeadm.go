@@ -57,8 +57,8 @@ type part struct {
 	formerly []string
 }
 
-// subject returns today's subject in place of an old one. It returns an error for another name, and for groups that no
-// kubeadm gives this certificate: somebody may have chosen them.
+// subject returns today's subject in place of an old one. It returns an error if the common name differs, or if no
+// version of kubeadm gives this certificate these groups, because an operator may have chosen them.
 func (p part) subject(old pkix.Name) (pkix.Name, error) {
 	today := pkix.Name{CommonName: cmp.Or(p.commonName, old.CommonName), Organization: p.groups}
 	groups := old.Organization
@@ -128,7 +128,7 @@ func addName(r *x509.CertificateRequest, name string) (bool, error) {
 var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 
 // unusualNames returns the names in a certificate that are neither DNS names nor addresses. The signers for kubeadm do not
-// issue them. crypto/x509 returns only some of them.
+// issue such names. crypto/x509 parses only some of these names.
 func unusualNames(cert *x509.Certificate) (list []string) {
 	const email, dns, uri, ip = 1, 2, 6, 7 // GeneralName, RFC 5280, section 4.2.1.6
 	for _, extension := range cert.Extensions {
@@ -341,7 +341,7 @@ func (k KubeadmFiles) read(p part) (*loaded, error) {
 	return l, err
 }
 
-// problem returns what is wrong with a certificate of the part, or nil.
+// problem returns the first defect of a certificate of the part, or nil.
 func (l *loaded) problem(leaf *x509.Certificate, others []*x509.Certificate, now time.Time) error {
 	if leaf == nil {
 		return errors.New("not signed yet")
@@ -539,13 +539,13 @@ type Renewal struct {
 	LeaveOut bool
 }
 
-// A Note is about one certificate.
+// A Note is a remark about one certificate.
 type Note struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
 
-// Renewed is what [KubeadmFiles.Renew] did.
+// Renewed is the result of [KubeadmFiles.Renew].
 type Renewed struct {
 	Names []string `json:"renewed"`
 	// SetAside are the certificates that Renew skipped because their CA is missing.

@@ -1,6 +1,5 @@
-// Package datadir manages the folder of --data-dir: the CA, the credentials of callers and the token store of a
-// kubejoin that does not keep them in a cluster. 'kubejoin serve' creates the files, and the other commands read
-// them.
+// Package datadir manages the folder of --data-dir. It contains the CA, the credentials of callers and the token store, unless
+// kubejoin keeps these in a cluster. 'kubejoin serve' creates the files, and the other commands read them.
 package datadir
 
 import (
@@ -48,8 +47,8 @@ type Dir string
 // Path returns the path of a file in the folder.
 func (d Dir) Path(name string) string { return filepath.Join(string(d), name) }
 
-// Open creates the folder if it is missing. It refuses a folder that other users can read, or whose content another
-// user could have written or could replace.
+// Open creates the folder if it is missing. It refuses a folder that other users can read. It also refuses a folder
+// whose content another user could write or replace.
 func (d Dir) Open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)

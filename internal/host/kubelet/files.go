@@ -29,7 +29,7 @@ import (
 // currentSuffix is the suffix of the symbolic link to the certificate that the kubelet uses.
 const currentSuffix = "-current.pem"
 
-// Files are the files of a kubelet that a rejoin needs, as its kubeconfig names them.
+// Files are the files that a rejoin needs, as the kubelet's kubeconfig names them.
 type Files struct {
 	// Current is the absolute path of the link to the file with its client certificate and key.
 	Current string
@@ -142,7 +142,7 @@ func (k Files) pending() string {
 	return strings.TrimSuffix(k.Current, currentSuffix) + "-rejoin.key"
 }
 
-// A NextFile is a new file behind the link of a kubelet, before it is written.
+// A NextFile is the pending new file to which the link of a kubelet will point.
 type NextFile struct {
 	*atomicfile.Replacement
 	file  string

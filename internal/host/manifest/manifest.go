@@ -17,10 +17,10 @@ const ExpiryAnnotation = "kubejoin.io/kubeconfig-expires"
 // A StaticPod describes kubejoin as a static pod.
 type StaticPod struct {
 	Image      string
-	Args       []string // of kubejoin
+	Args       []string // arguments of kubejoin
 	Kubeconfig string   // file on the host
 	Expires    string   // when the kubeconfig expires; empty for no annotation
-	Folders    []string // of the host, mounted read only at the same paths
+	Folders    []string // folders of the host; the pod mounts them read-only at the same paths
 	Host       string   // address that kubejoin listens on; empty for all addresses
 	Port       int32
 	Version    string

@@ -49,7 +49,7 @@ type Host struct {
 	beforeWrite func(path string) error // for tests
 }
 
-// A Result is what [Host.Apply] did.
+// A Result is the result of [Host.Apply].
 type Result struct {
 	CA    rotation.CA    `json:"ca"`
 	ID    string         `json:"id"`
@@ -58,7 +58,7 @@ type Result struct {
 	Changed []string `json:"changed"`
 	// Diff is a dry run's unified diff. Certificates are lines of text in it, and keys and other secrets are redacted.
 	Diff string `json:"diff,omitempty"`
-	// Restarted are the processes that were restarted. With a dry run, they are the processes that would be.
+	// Restarted are the processes that were restarted. With a dry run, they are the processes that would be restarted.
 	Restarted []string `json:"restarted,omitempty"`
 	// Backup is the folder with the original files; empty after the end of the rotation.
 	Backup string `json:"backup,omitempty"`
@@ -161,7 +161,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 	done.Backup = b.dir
 	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
 		h.Log("clients may need the cross certificate until " + until.UTC().Format(time.RFC3339) + "; apply again after that")
-		r.Ended = time.Time{} // as if in progress: keep the cross certificate and the backup
+		r.Ended = time.Time{} // as if the rotation is in progress: keep the cross certificate and the backup
 	}
 	walk := b.walk(r.Stage)
 	if err := h.ready(ctx, b, a, r, walk); err != nil {
@@ -190,8 +190,8 @@ func (h Host) ControlPlane() bool {
 // errBusy is the error of Apply if another one runs on the same folder.
 var errBusy = errors.New("another 'kubejoin ca apply' is running")
 
-// exclude ensures that only one Apply at a time works on the folder. It locks a folder that only root can open, because
-// every user can lock a folder that they can open. unlock removes that folder if it is empty.
+// exclude ensures that only one Apply at a time works on the host. It locks the folder of the backups, which only root
+// can open, because any user can lock a folder that they can open. unlock removes this folder if it is empty.
 func (h Host) exclude() (unlock func(), err error) {
 	path := h.file(Backups)
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -266,8 +266,8 @@ func (b *backup) walk(to rotation.Stage) []rotation.Stage {
 	return list
 }
 
-// ready checks that all stages of a walk are possible before the first file changes: the host may trust the CAs, nobody
-// edited a file, processes are restartable, and the certificates are signed.
+// ready checks that all stages of a walk are possible before the first file changes: the host may trust the CAs, no
+// operator edited a file, the processes are restartable, and the certificates are signed.
 func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rotation, walk []rotation.Stage) error {
 	before, err := pemfile.Certificates(b.originals[a.bundle])
 	if err != nil {
@@ -355,7 +355,7 @@ func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool
 	return err == nil && !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.ContainsFunc(known, c.Equal) })
 }
 
-// enter brings the host to a stage that is next to the one that it reached.
+// enter brings the host to a stage that is adjacent to its current stage.
 func (h Host) enter(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	want, err := a.wanted(b.originals, b.signed, r)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 const Backups = "kubejoin-ca"
 
 const (
-	// unfinished is the suffix of a folder that is being made or removed.
+	// unfinished is the suffix of a folder that is being created or removed.
 	unfinished = ".unfinished"
 
 	originalsDir, indexFile = "original", "index.json"
@@ -74,7 +74,8 @@ func (h Host) backupDir(r rotation.Rotation) string {
 	return h.file(Backups, string(r.CA)+"-"+r.ID)
 }
 
-// openBackup returns the backup of a rotation, or makes it from the present files. With h.DryRun, it writes nothing.
+// openBackup returns the backup of a rotation. If there is none, it creates one from the present files. With
+// h.DryRun, it writes nothing.
 func (h Host) openBackup(a authority, r rotation.Rotation) (*backup, error) {
 	dir := h.backupDir(r)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -305,8 +306,8 @@ func readAll(dir string, names []string) (contents, error) {
 	return all, nil
 }
 
-// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files. Another user may exchange
-// the file at any time, so readFile checks the opened file, not the path.
+// readFile reads a file. It refuses pipes, large files, and symbolic links, because Apply would replace a link by a file.
+// Another user may exchange the file at any time, so readFile checks the opened file, not the path.
 func readFile(file string) ([]byte, error) {
 	refused := fmt.Errorf("%s: want a regular file of at most %d bytes, not a link", safetext.Printable(file), maxFile)
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)

@@ -125,8 +125,8 @@ func Lock(client kubernetes.Interface, holder string, life time.Duration, log fu
 					log(fmt.Sprintf("waiting: %s restarts its control plane, until %s at most; if it is gone: kubectl -n %s delete lease %s", safetext.Text(held.holder, safetext.MaxName), held.until.UTC().Format(time.RFC3339), leaseNamespace, leaseName))
 				}
 			case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-			// After the first request, Forbidden can be temporary: an API server that has just started forbids all
-			// until it has read the roles.
+			// After the first request, Forbidden may be temporary: an API server that has just started forbids all
+			// requests until it has read the roles.
 			case apierrors.IsForbidden(err) && first, time.Since(responded) > outage:
 				return nil, fmt.Errorf("hold Lease %s/%s: %w", leaseNamespace, leaseName, err)
 			default:

@@ -257,8 +257,8 @@ type fakeMachine struct {
 	refused   error              // the error of every attempt to end a process
 	hidden    int                // how many searches do not find etcd
 	skew      time.Duration      // change of the clock since the boot
-	running   map[int]process    // by port
-	others    map[string]process // by container
+	running   map[int]process    // processes by port
+	others    map[string]process // processes by container name
 	ended     []int
 	graces    []time.Duration // grace periods of the ended processes
 	deadlines []time.Time     // deadlines of health checks

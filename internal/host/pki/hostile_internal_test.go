@@ -143,8 +143,8 @@ func TestLookEnds(t *testing.T) {
 	}
 }
 
-// Catches a host without a report, because the report is too large for its annotation, and a file that no operator can
-// leave behind.
+// Catches a host without a report, because the report is too large for its annotation, and a file that an operator
+// cannot exempt from the rotation.
 func TestReportHasRoomAndNamesAll(t *testing.T) {
 	for name, test := range map[string]struct {
 		files  int
@@ -286,7 +286,7 @@ func TestKeepsEncryptedKey(t *testing.T) {
 	key := authorities[rotation.FrontProxy].key
 	encrypted := pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")})
 	for at, next := range map[rotation.Stage]rotation.Stage{rotation.Prepare: rotation.Trust, rotation.Switch: rotation.Finish} {
-		f := newFixture(t, rotation.FrontProxy, false) // which has few files
+		f := newFixture(t, rotation.FrontProxy, false) // this CA has few files
 		must.Value(f.Apply(t.Context(), f.at(at)))(t)
 		f.write(t, key, encrypted)
 		f.Key = nil // Apply no longer needs the key

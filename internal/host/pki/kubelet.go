@@ -76,7 +76,7 @@ func (h Host) kubeletService() (service, error) {
 	return s, nil
 }
 
-// updateKubelet requests certificates, and restarts the kubelet if something changed that it does not reload.
+// updateKubelet requests certificates, and restarts the kubelet if a file has changed that the kubelet does not reload.
 func (h Host) updateKubelet(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	if b.originals[kubeletConf] == nil {
 		return nil
@@ -101,8 +101,8 @@ func (h Host) updateKubelet(ctx context.Context, b *backup, a authority, r rotat
 	return err
 }
 
-// kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did.
-// The kubelet reads the CA of its kubeconfig only when it starts, even if the kubeconfig names a CA file.
+// kubeletChanged returns when a file changed that the kubelet needs and does not reload; the zero time if none has
+// changed. The kubelet reads the CA of its kubeconfig only when it starts, even if the kubeconfig names a CA file.
 func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
 	var names []string
 	if h.kubeletNeedsCA(ctx, r) {
@@ -208,11 +208,12 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(filepath.Dir(link), cmp.Or(c.prefix, "kubelet-client-")+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
-	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                                                 // API servers may need 5 minutes to read the new CA
+	// The kubelet uses names of this form.
+	file := filepath.Join(filepath.Dir(link), cmp.Or(c.prefix, "kubelet-client-")+time.Now().Format("2006-01-02-15-04-05")+".pem")
+	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() { // API servers may need 5 minutes to read the new CA
 		issued = slices.Concat(issued, r.Cross.PEM())
 	}
-	regular := info.Mode().IsRegular() // a regular file instead of a link: the kubelet does not maintain it
+	regular := info.Mode().IsRegular() // the kubelet does not maintain a regular file, only a link
 	if regular {
 		file = link
 	}

@@ -43,15 +43,14 @@ type looking struct {
 	manifests []corev1.Pod
 	configs   []string           // kubeconfigs below h.Dir
 	named     []string           // files that kubeconfigs name
-	root      string             // of the host's files, if this process runs in a container
+	root      string             // path of the host's root folder; empty unless this process runs in a container
 	seen      map[[2]uint64]bool // device and inode
 	bytes     int64              // number read so far
 }
 
 // look completes the table of a CA with what this host has. It uses no fixed list of files. It reads each file below h.Dir and
-// h.Also. It also reads the files that static pods mount, and those named by control plane flags or the kubelet's
-// configuration. others gets each file that contains a CA of the rotation, or a certificate or key from it, and is not in the
-// table.
+// h.Also. It also reads the files that static pods mount, and the files that control plane flags or the kubelet's configuration
+// name. others gets each file that contains a CA of the rotation, or a certificate or key from it, and is not in the table.
 func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	l, err := h.newLook(a)
 	if err != nil {
@@ -127,7 +126,7 @@ func (h Host) newLook(a authority) (*looking, error) {
 	return l, l.readManifests()
 }
 
-// hostRoot returns the root of the host's files as this process sees it, which may be in a container.
+// hostRoot returns the path at which this process finds the root of the host's files. This process may be in a container.
 func hostRoot() (string, error) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -192,7 +191,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 	real, err := resolve(l.root, path)
 	direct := real == filepath.Clean(path)
 	if _, below := cutFolder(real, l.Dir); below && !direct {
-		return nil // the walk of l.Dir reads it under its own name
+		return nil // the walk of l.Dir reads this file
 	}
 	if err != nil || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(virtual string) bool { _, below := cutFolder(real, virtual); return below }) {
 		return err
@@ -386,7 +385,7 @@ func issuedBy(c, ca *x509.Certificate) bool {
 	return bytes.Equal(c.RawIssuer, ca.RawSubject) && c.CheckSignatureFrom(ca) == nil
 }
 
-// readPods fills in which files the static pods of this host read once. It drops pods that read no file.
+// readPods sets, for each static pod of this host, the files that the pod reads only at start. It drops pods that read no file.
 func (l *looking) readPods() {
 	table := l.pods
 	l.pods = nil
@@ -434,8 +433,8 @@ func containersOf(m corev1.Pod) []corev1.Container {
 // kubeadmPods are the static pods of kubeadm. The table says which files they read only at start.
 var kubeadmPods = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"}
 
-// once returns the files that a static pod of kubeadm reads only when it starts. From Kubernetes 1.36 on, client-go re-reads
-// the CA file that a kubeconfig names. It never re-reads CAs or certificates inside the kubeconfig.
+// once returns the files that a static pod of kubeadm reads only at start. From Kubernetes 1.36 on, client-go re-reads the
+// CA file that a kubeconfig names. It never re-reads CAs or certificates inside the kubeconfig.
 func (l *looking) once(p pod, m corev1.Pod) (names []string) {
 	c := m.Spec.Containers[0]
 	early := imagetag.Before(c.Image, "1.36")

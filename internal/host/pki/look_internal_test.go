@@ -48,7 +48,7 @@ func TestLooksAtWholeHost(t *testing.T) {
 	for name, test := range map[string]struct {
 		make  func(t *testing.T, f *fixture) error
 		stage rotation.Stage
-		want  string // what does not fit; empty if everything fits
+		want  string // part of the unfit line; empty if everything fits
 	}{
 		"nothing": {func(*testing.T, *fixture) error { return nil }, rotation.Trust, ""},
 		"CA": {func(t *testing.T, f *fixture) error { f.write(t, "mine/ca.pem", f.old.cert); return nil }, rotation.Trust,

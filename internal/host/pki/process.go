@@ -60,7 +60,8 @@ const ending = 3 * time.Second
 
 var errNotVisible = errors.New("is not visible")
 
-// listener finds a process by its socket. A pod in the network of the host may listen on the same port of another address.
+// listener finds a process by its socket. It compares the address too, because a pod in the network of the host may listen
+// on the same port of another address.
 func (m machine) listener(s service) (process, error) {
 	for began := time.Now(); ; {
 		p, err := m.listenerNow(s)
@@ -107,7 +108,8 @@ func (machine) listenerNow(s service) (process, error) {
 	return process{}, fmt.Errorf("the process that listens on port %d %w; run the command as root of the host; a container needs hostPID, hostNetwork, SYS_PTRACE, and no AppArmor profile", s.port, errNotVisible)
 }
 
-// holders yields the processes that have one of the sockets open and that this user may see, with their names.
+// holders yields the processes that have one of the sockets open, with their names. It skips processes that this user
+// may not see.
 func holders(inodes []string) iter.Seq2[int, string] {
 	return func(yield func(int, string) bool) {
 		all, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for a malformed pattern
@@ -128,7 +130,8 @@ func holders(inodes []string) iter.Seq2[int, string] {
 	}
 }
 
-// ListenerOf names a process that listens on a port of this machine; empty if this user may see none.
+// ListenerOf names a process that listens on a port of this machine. It returns the empty string if no such process
+// is visible to this user.
 func ListenerOf(port int) string {
 	inodes, err := listening(nil, port)
 	if err != nil {
@@ -158,7 +161,7 @@ func inContainer(name, file string) (oldest process, err error) {
 	for _, info := range all {
 		id := strings.Split(info, "/")[2]
 		if is, err := os.Readlink("/proc/" + id + "/ns/user"); err != nil || is != users {
-			continue // in a user namespace of its own, anybody can mount anything
+			continue // ignore processes in other user namespaces, where any user can mount anything
 		}
 		if own, err := mounted(id, func(m mount) bool { return strings.Contains(m.root, "/containers/"+name+"/") }); err != nil || own.point == "" {
 			continue // the process has ended, or is in another container
@@ -306,7 +309,7 @@ func (machine) end(ctx context.Context, p process, grace time.Duration) error {
 	defer func() { _ = handle.Release() }()
 	const same = time.Second
 	if started, err := startedAt(p.pid); err != nil || started.Sub(p.started).Abs() > same {
-		return nil // it ended meanwhile
+		return nil // the process has already ended
 	}
 	err = handle.Signal(syscall.SIGTERM)
 	for ; err == nil && ctx.Err() == nil; err = handle.Signal(syscall.Signal(0)) {
@@ -336,7 +339,7 @@ func (machine) healthy(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = response.Body.Close() }() // it was only read
+	defer func() { _ = response.Body.Close() }() // read-only, so Close loses nothing
 	const enough = 1 << 10
 	_, _ = io.CopyN(io.Discard, response.Body, enough)
 	if response.StatusCode < http.StatusOK || response.StatusCode >= http.StatusBadRequest {

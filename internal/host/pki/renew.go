@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// A Renewal says which certificates of kubeadm [Host.Renew] renews, and who signs them.
+// A Renewal selects the kubeadm certificates that [Host.Renew] renews, and the way to sign them.
 type Renewal struct {
 	// Before is the remaining lifetime at which a certificate is renewed, at most half of its lifetime; 0 means one
 	// third of its lifetime.
@@ -27,11 +27,11 @@ type Renewal struct {
 	// Now renews the certificates in Names (all if Names is empty), regardless of when they expire.
 	Now   bool
 	Names []string
-	// Signer returns the way to sign. Renew calls it only if a certificate is due.
+	// Signer returns the Signing to use. Renew calls it only if a certificate is due.
 	Signer func(ctx context.Context) (Signing, error)
 }
 
-// A Signing is a way to sign the certificates of kubeadm.
+// A Signing is a way to sign kubeadm's certificates.
 type Signing struct {
 	Sign credentials.SignFunc
 	// Missing maps the name of a certificate to the reason why Sign cannot sign it.
@@ -42,7 +42,7 @@ type Signing struct {
 	Stop func()
 }
 
-// A Renewed is what [Host.Renew] did.
+// A Renewed is the result of [Host.Renew].
 type Renewed struct {
 	// Due are the certificates that are renewed, or would be with a dry run.
 	Due []string `json:"due"`

@@ -23,7 +23,7 @@ import (
 // maxUnfit is the maximum number of lines in [Result.Unfit].
 const maxUnfit = 1000
 
-// complete completes the result. If the rotation has ended, it removes the backup. b is nil without a backup.
+// complete adds the report to the result. If the rotation has ended, it removes the backup. b is nil without a backup.
 func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done *Result) error {
 	a, err := h.look(authorities[r.CA], r) // re-read the changed files
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 // poll is the interval at which await checks a restart.
 const poll = 500 * time.Millisecond
 
-// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute and etcd 7 seconds,
-// and accept no request in that time; kubeadm gives up after 10 seconds. After grace, kube-apiserver has responded to most
-// requests, and etcd has handed over its leadership. All writes that etcd confirmed are on its disk.
+// grace is how long a process may take to end by itself. With open watches, kube-apiserver would take a minute and etcd 7
+// seconds, and accept no request in that time; kubeadm gives up after 10 seconds. After grace, kube-apiserver has responded
+// to most requests, and etcd has handed over its leadership. All writes that etcd confirmed are on its disk.
 const grace = 3 * time.Second
 
 // A service is a process that must start after its files changed.
@@ -35,9 +35,9 @@ type service struct {
 	// pod and file identify a process that listens on no port: the process in the pod's container that mounts file.
 	pod  string
 	file string
-	// grace is how long it has to end by itself.
+	// grace is how long the process may take to end by itself.
 	grace time.Duration
-	// hint says what to do if it is not healthy.
+	// hint says what to do if the process is not healthy.
 	hint string
 	// changed is when a file changed that the process reads only at start; the zero time if none did.
 	changed time.Time
@@ -152,8 +152,8 @@ func serves(c corev1.Container) time.Duration {
 	return 0
 }
 
-// lastChanged returns the last time at which one of the files changed: see changedAt. Some may not exist. Names are below h.Dir,
-// or absolute.
+// lastChanged returns the last time at which one of the files changed: see changedAt. Some files may not exist. names are
+// relative to h.Dir, or absolute.
 func (h Host) lastChanged(b *backup, names []string) (last time.Time, err error) {
 	for _, name := range names {
 		file := name
@@ -252,8 +252,8 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 }
 
 // restart ends processes that have not read the changed files, and waits until their successors are healthy. The kubelet
-// restarts static pods, and a service manager restarts the kubelet. mayBeDown is false if restart failed before it may
-// have ended a process.
+// restarts static pods, and a service manager restarts the kubelet. mayBeDown is false if restart failed and has
+// certainly ended no process.
 func (h Host) restart(ctx context.Context, services []service, done *Result) (mayBeDown bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock expires after twice this time
 	defer cancel()
@@ -289,8 +289,8 @@ func (h Host) restart(ctx context.Context, services []service, done *Result) (ma
 	return mayBeDown, nil
 }
 
-// restartable reports whether the kubelet runs. It returns an error if a process is not visible. It also returns one if static
-// pods run without the kubelet, because only the kubelet would restart them.
+// restartable reports whether the kubelet runs. It returns an error if a process is not visible, or if static pods run without
+// the kubelet, because only the kubelet would restart them.
 func (h Host) restartable(b *backup, a authority) (kubelet bool, err error) {
 	if !a.kubelet && len(a.pods) == 0 {
 		return false, nil

@@ -122,7 +122,7 @@ func TestAPIServerHasItsShutdownDelay(t *testing.T) {
 func TestEndsProcessThatListensLate(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
 	must.Value(f.machine.find(2381))(t)
-	f.machine.hidden = 5 // searches before any file changes, and until the restart
+	f.machine.hidden = 5 // so many searches miss etcd: before any file changes, and until the restart
 	done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	if !slices.Contains(f.machine.ended, 2381) || f.machine.hidden > 0 || len(done.Report.Restart) > 0 {
 		t.Errorf("ended %d, report %q, want etcd ended", f.machine.ended, done.Report.Restart)
@@ -230,7 +230,7 @@ func TestChangesNothingIfProcessesAreInvisible(t *testing.T) {
 			t.Errorf("dry run %t: got %v, want no change", dry, err)
 		}
 	}
-	f := newFixture(t, rotation.FrontProxy, false) // which needs no restart
+	f := newFixture(t, rotation.FrontProxy, false) // this CA needs no restart
 	f.machine.invisible = errors.New("not visible")
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 }

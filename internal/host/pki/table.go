@@ -8,8 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// An authority lists what depends on a CA on a host that kubeadm set up. Paths are below /etc/kubernetes. A host need not
-// have all of it: a worker has the bundle and kubelet.conf of the cluster's CA. [Host.look] completes it.
+// An authority lists the files and pods that depend on a CA on a host that kubeadm set up. Paths are below
+// /etc/kubernetes. A host need not have all files: a worker has only the bundle and kubelet.conf of the cluster CA.
+// [Host.look] completes the list.
 type authority struct {
 	bundle, key string
 	// leaves are certificate files that have a key file with the same name. kubeconfigs contain a client certificate, its
@@ -45,8 +46,8 @@ type pod struct {
 
 const kubeletConf = "kubelet.conf"
 
-// authorities says which files depend on which CA. No file depends on two CAs. kube-apiserver reloads its client CAs and
-// its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
+// authorities maps each CA to the files that depend on it. No file depends on two CAs. kube-apiserver reloads its client
+// CAs and its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
 var authorities = map[rotation.CA]authority{
 	rotation.Cluster: {
 		bundle: "pki/ca.crt", key: "pki/ca.key",
@@ -71,7 +72,7 @@ var authorities = map[rotation.CA]authority{
 	},
 }
 
-// changed returns the files whose present content is not the wanted one.
+// changed returns the files whose present content differs from the wanted content.
 func (a authority) changed(present, want contents) (names []string) {
 	for _, name := range a.files() {
 		if want[name] != nil && (present[name] == nil || !bytes.Equal(present[name], want[name])) {

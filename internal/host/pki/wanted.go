@@ -60,7 +60,7 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 			if all[name], err = kubeconfig(original, bundle, content, r); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
-		case content != nil && name == a.serving && r.SignsNew() && r.InProgress(): // clients may know only the old CA
+		case content != nil && name == a.serving && r.SignsNew() && r.InProgress(): // clients may trust only the old CA
 			all[name] = slices.Concat(content, r.Cross.PEM())
 		case content != nil:
 			all[name] = content
@@ -115,8 +115,8 @@ func longChain(chain []*x509.Certificate) error {
 	return fmt.Errorf("its chain has %d certificates, want 1 to 10", len(chain))
 }
 
-// bundleOf returns what a host trusts in a stage, in PEM, and whatever else it trusted before. The CA that signs comes
-// first, because kubeadm reads only the first certificate.
+// bundleOf returns the CAs that a host trusts in a stage, in PEM, including unrelated CAs that it trusted before. The
+// CA that signs comes first, because kubeadm reads only the first certificate.
 func bundleOf(before []*x509.Certificate, r rotation.Rotation) []byte {
 	certs, both := r.Trusted(), slices.Concat(r.Old, r.New)
 	if r.Stage == rotation.Switch {
@@ -180,7 +180,7 @@ func (a authority) unread(before, after contents) (names []string, err error) {
 	return names, nil
 }
 
-// reads returns what the pod reads of the files when it starts.
+// reads returns the content that the pod reads from the files when it starts.
 func (p pod) reads(all contents, bundle string) (string, error) {
 	var text strings.Builder
 	for _, name := range p.once {

@@ -29,7 +29,8 @@ func Spec(user, uid string, groups []string, extra map[string][]string, resource
 }
 
 // Allowed reports whether an authorizer of the API server allows the request in spec and none denies it. reason is
-// the authorizers' explanation. If none allows or denies it and one has failed, Allowed returns an error.
+// the authorizers' explanation. If no authorizer allows or denies the request, and one of them has failed, Allowed
+// returns an error.
 //
 // A status with a field that kubejoin does not know is a denial, because the field may limit what is allowed. The
 // conditions of KEP-5681 are an example. reason then names the field. The typed client would drop the field.

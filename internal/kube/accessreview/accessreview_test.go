@@ -23,8 +23,8 @@ func TestAllowed(t *testing.T) {
 	for _, test := range []struct {
 		name, body string
 		allowed    bool
-		reason     string // part of it
-		err        string // part of it
+		reason     string // part of the reason
+		err        string // part of the error
 	}{
 		{name: "allowed", body: `{` + review + `,"status":{"allowed":true}}`, allowed: true},
 		{name: "not allowed", body: `{` + review + `,"status":{"allowed":false,"reason":"no"}}`, reason: "no"},

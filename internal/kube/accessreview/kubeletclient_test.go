@@ -16,7 +16,7 @@ import (
 func TestKubeletClientWarnsOfMissingRights(t *testing.T) {
 	const command = "run: kubectl create clusterrolebinding kubeadm:apiserver-kubelet-client --clusterrole=system:kubelet-api-admin --user=kube-apiserver-kubelet-client"
 	for _, test := range []struct {
-		name, status string // of the review
+		name, status string // status of the review
 		code         int
 		want         []string // parts of the warning
 	}{

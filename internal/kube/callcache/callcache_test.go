@@ -32,7 +32,7 @@ func TestAnswersExpire(t *testing.T) {
 			a, asked := ofStrings(), 0
 			ask := func(context.Context) (string, bool, error) {
 				asked++
-				time.Sleep(300 * time.Millisecond) // the age counts from the start of the call
+				time.Sleep(300 * time.Millisecond) // the age is measured from the start of the call
 				return "ada", test.yes, test.err
 			}
 			of := func() {

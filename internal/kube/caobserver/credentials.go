@@ -82,8 +82,8 @@ const maxCertificates = 200_000
 
 // certificates observes the live certificates in the issuance record that are not revoked. It combines certificates with the
 // same signer, subject and CA into one observation. For a kubelet, it looks at one certificate: the last one that is older than
-// settle, or else the last one. The kubelet does not use earlier ones. It ignores kubelets of deleted nodes, which cannot
-// renew.
+// settle, or else the last one. The kubelet does not use earlier ones. The method ignores kubelets of deleted nodes, because
+// they cannot renew.
 func (l *look) certificates(ctx context.Context) {
 	if l.Record == nil {
 		l.add(rotation.Observation{

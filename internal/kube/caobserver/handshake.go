@@ -33,9 +33,9 @@ type handshake struct {
 	others int
 }
 
-// shake connects to a TLS server, and sends nothing but a handshake without a credential. It deliberately verifies no
-// certificate, because it wants to know which CA issued the server's certificate. crypto/tls still verifies that the server
-// has the key of that certificate. crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
+// shake connects to a TLS server, and sends only a handshake without a credential. It deliberately verifies no certificate,
+// because it must also work with an unknown CA. crypto/tls still verifies that the server has the key of that certificate.
+// crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
 func (l *look) shake(ctx context.Context, address string) (handshake, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.patience, handshakeTimeout))
 	defer cancel()

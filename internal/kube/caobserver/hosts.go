@@ -35,7 +35,7 @@ const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 type host struct {
 	name                string
 	address             string // the first InternalIP; empty if it is not connectable
-	port                int32  // of its kubelet
+	port                int32  // port of its kubelet
 	ready, controlPlane bool
 	files               []rotation.File // from its report; nil unless the host has applied the present stage
 	reported            []rotation.Observation
@@ -316,7 +316,7 @@ func unusable(name string) bool {
 }
 
 // reports observes what hosts reported. A host whose Node is not ready cannot report. For the cluster CA, the
-// observation of its kubelet already shows that.
+// observation of the host's kubelet already shows this.
 func (l *look) reports(context.Context) {
 	for i := range l.hosts {
 		h := &l.hosts[i]
@@ -330,8 +330,8 @@ func (l *look) reports(context.Context) {
 	}
 }
 
-// controllerManagers observes whether kube-controller-manager signs certificates. kube-controller-manager stops signing
-// once its CA file has two certificates. If it still has to sign, it then does not start.
+// controllerManagers observes whether kube-controller-manager signs certificates. With two certificates in its CA file,
+// kube-controller-manager stops signing, and does not start if its flags tell it to sign.
 func (l *look) controllerManagers(ctx context.Context) {
 	pods, err := l.controlPlanePods(ctx)
 	if err != nil {

@@ -35,7 +35,7 @@ func (l *look) bundle(kind rotation.Kind, name, next string, pem []byte) rotatio
 	return o
 }
 
-// clusterInfo observes the CAs in cluster-info, which joining machines get.
+// clusterInfo observes the CAs in cluster-info, from which joining machines get their CAs.
 func (l *look) clusterInfo(ctx context.Context) {
 	o := rotation.Observation{Kind: rotation.KindClusterInfo, Name: clusterinfo.Namespace + "/" + clusterinfo.Name, Next: "kubectl -n kube-public get configmap cluster-info -o yaml"}
 	m, err := l.Client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// deadline limits the time of an observation. Everything that was not observed by then is unseen.
+// deadline limits the time of one call of Observe. Everything that was not observed by then is unseen.
 const deadline = 2 * time.Minute
 
 // An Observer is a [rotation.Observer] of a cluster. Only Client is required.

@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// fleet returns an Observer of a cluster with this number of nodes and of namespaces. The kubelets of all nodes are a
-// few servers.
+// fleet returns an Observer of a cluster with this number of nodes and of namespaces. A few servers act as the
+// kubelets of all nodes.
 func fleet(t testing.TB, nodes int) (*Observer, *apiServer, rotation.Rotation) {
 	t.Helper()
 	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")

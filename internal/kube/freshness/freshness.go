@@ -42,7 +42,7 @@ type Freshness struct {
 	reads   int       // reads since counted
 	counted time.Time
 	written map[string]time.Time // by entry or group: when the last write of this store returned
-	settled time.Time            // proofs that began before are not valid; replaces written when it is full
+	settled time.Time            // earlier proofs are invalid; used when written was full and has been dropped
 }
 
 const (
@@ -73,7 +73,7 @@ func recent(since, now time.Time) bool {
 	return now.Sub(since) < tokens.MaxAge && wall >= 0 && wall < tokens.MaxAge
 }
 
-// count counts a read, and begins a proof if enough reads would share it.
+// count counts a read, and starts a proof if enough reads would share the proof.
 func (f *Freshness) count(now time.Time) {
 	if now.Sub(f.counted) >= tokens.MaxAge {
 		f.reads, f.counted = 0, now
@@ -100,7 +100,7 @@ func (f *Freshness) count(now time.Time) {
 	}()
 }
 
-// report logs when proofs begin to fail, and when they work again.
+// report logs when proofs start to fail, and when they succeed again.
 func (f *Freshness) report(err error) {
 	switch failed := err != nil; {
 	case failed == f.failing, errors.Is(err, context.Canceled): // no change, or the store was closed

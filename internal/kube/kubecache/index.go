@@ -12,7 +12,7 @@ type index[T any] struct {
 	groups   map[string]entries[T] // without entries that have a decode error
 }
 
-// put adds an entry, or replaces and returns the one with the same name.
+// put adds an entry. If an entry with the same name exists, put replaces and returns that entry.
 func (x *index[T]) put(e *Entry[T]) (before *Entry[T]) {
 	if before = x.all.put(e); before != nil {
 		x.ungroup(before)
@@ -67,7 +67,7 @@ func (e entries[T]) get(name string) *Entry[T] {
 	return nil
 }
 
-// put adds an entry, or replaces and returns the one with the same name.
+// put adds an entry. If an entry with the same name exists, put replaces and returns that entry.
 func (e *entries[T]) put(one *Entry[T]) (before *Entry[T]) {
 	at, found := e.find(one.Name)
 	if found {

@@ -38,8 +38,8 @@ type Config[O metav1.Object, T any] struct {
 	// fails, the cache has an [Entry] with the error.
 	Decode func(O) (T, error)
 
-	Groups  func(T) []string                      // returns the groups of a value; nil: no groups
-	Same    func(before, now T) bool              // reports whether a change needs no hint; nil: each needs one
+	Groups  func(T) []string                      // returns the groups of a value; nil means no groups
+	Same    func(before, now T) bool              // reports whether a change needs no hint; nil means that each change needs one
 	Changed func(name string, value T, err error) // called with the result of Decode after an addition or change
 	Log     *slog.Logger                          // for failures of the watch; nil: klog
 }
@@ -68,7 +68,7 @@ type Entry[T any] struct {
 	Name    string
 	Version string // the resourceVersion
 	Value   T
-	Err     error // of Decode
+	Err     error // error of Decode
 }
 
 // Open returns a cache that watches a resource until ctx ends. After that, only Peek and Len work. Open does not wait
@@ -89,8 +89,8 @@ func isFake(client any) bool {
 	return ok && fakeclient.Is(c.CoreV1())
 }
 
-// follow lists and watches until ctx ends. It backs off like the loop of client-go. It replaces that loop, which
-// would report errors only to klog.
+// follow lists and watches until ctx ends. It replaces the loop of client-go, which would report errors only to klog,
+// and backs off in the same way.
 func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	var example O
 	reflector := cache.NewReflectorWithOptions(source, example, store[O, T]{c}, cache.ReflectorOptions{Name: c.config.What, TypeDescription: c.config.What})

@@ -38,7 +38,7 @@ func object(name, version, text string) *corev1.ConfigMap {
 type source struct {
 	mu      sync.Mutex
 	items   []*corev1.ConfigMap
-	err     error // of List
+	err     error // error of List
 	hangs   bool  // whether Watch hangs
 	lists   int
 	watches []metav1.ListOptions
@@ -68,14 +68,14 @@ func (s *source) Watch(ctx context.Context, options metav1.ListOptions) (watch.I
 	return s.w, nil
 }
 
-// set sets what the next list returns.
+// set sets the result of the next list.
 func (s *source) set(err error, items ...*corev1.ConfigMap) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err, s.items = err, items
 }
 
-// A cache under test records what it decodes and reports.
+// A cache is a Cache under test that records decoded and reported objects.
 type cache struct {
 	*kubecache.Cache[*corev1.ConfigMap, string]
 	source  *source
@@ -260,7 +260,7 @@ func TestListReplacesAllEntriesAtOnce(t *testing.T) {
 			return []*corev1.ConfigMap{object("c", "c"+version, "x "+version), object("a", "a"+version, "x "+version), object("b", "b"+version, "x "+version)}
 		}
 		s := &source{items: list("1")}
-		want, seen := "", 0 // what readers must see, and how often they have looked
+		want, seen := "", 0 // value that readers must see, and number of reads so far
 		look := func() {
 			seen++
 			got, err := c.List(t.Context())

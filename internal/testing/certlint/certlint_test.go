@@ -34,7 +34,7 @@ func TestRecordsCheck(t *testing.T) {
 	ca, other := certtest.CA(t, "ca"), certtest.CA(t, "ca")
 	for name, test := range map[string]struct {
 		cert *x509.Certificate
-		want string // part of the findings; empty: no findings
+		want string // part of the findings; empty means no findings
 	}{
 		"good":               {cert: issue(t, ca, nil)},
 		"a long node name":   {cert: issue(t, ca, func(c *x509.Certificate) { c.Subject.CommonName = strings.Repeat("x", 65) })},

@@ -151,8 +151,8 @@ func lintAll(certificates [][]byte) (findings []string, err error) {
 // batch is how many certificates one openssl process verifies.
 const batch = 200
 
-// openssl verifies the certificates against the CA, and parses the first one with 'openssl x509'.
-// Without openssl it does nothing, except in CI: the tests of this package report that it is missing.
+// openssl verifies the certificates against the CA, and parses the first one with 'openssl x509'. If openssl is
+// missing, it does nothing, except in CI. The tests of this package report that openssl is missing.
 func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []string, err error) {
 	if need.Missing("openssl") != "" && os.Getenv("CI") == "" {
 		return nil, nil

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Limit is the limit for one input of a parser or a decision, on a machine where a unit of work takes usual.
+// Limit is the processor time for one input of a parser or a decision, on a machine on which a unit of work takes usual.
 const Limit = 50 * time.Millisecond
 
 // usual is how long a unit of work takes on two idle cores of 2025.
 const usual = 2 * time.Millisecond
 
-// tries is how often [Prompt] runs a slow input before it fails the test.
+// tries is how often [RunWithinLimit] runs a slow input before it fails the test.
 const tries = 5
 
 // unit is the reference work: parsing this JSON document. Most inputs are also documents to parse.
 var unit = []byte("[" + strings.Repeat(`{"name":"worker-1","values":[1,2.5,true,null,"\u00e4x"]},`, 4000) + "0]")
 
-// RunWithinLimit runs act, and fails the test if every one of several runs takes more than [Most] of processor time. The limit
-// grows with the time that this machine takes for a unit of work, because it may be slow or busy, or run instrumented code.
+// RunWithinLimit runs act, and fails the test if each of several runs takes more processor time than [Limit]. The limit grows
+// with the time that this machine takes for a unit of work, because it may be slow or busy, or run instrumented code.
 func RunWithinLimit(t *testing.T, act func()) {
 	t.Helper()
 	runtime.LockOSThread() // processorTime returns the time of one thread

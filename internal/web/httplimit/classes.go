@@ -29,7 +29,7 @@ const (
 	MaxLifecycle     = 64   // some list all tokens
 	MaxCertificates  = 256  // most write a claim or read a token
 	MaxTokenReviews  = 256  // kube-apiserver caches the responses
-	MaxAccessReviews = 1024 // answered from memory, one for each request of a node
+	MaxAccessReviews = 1024 // kubejoin answers from memory; one review for each request of a node
 	MaxProbes        = 1024 // concurrent requests share one run of the checks
 	MaxOthers        = 256  // metrics, the description of the API, unknown paths
 )

@@ -29,7 +29,7 @@ const sendBuffer = 64 << 10
 // flight on each connection for any time.
 type connections struct {
 	most    int
-	rate    *buckets // by client; nil means no limits per client
+	rate    *buckets // new connections by client; nil means no limits per client
 	open    prometheus.Gauge
 	shed    prometheus.Counter
 	refused prometheus.Counter
@@ -58,7 +58,7 @@ func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Con
 	return c.changed
 }
 
-// changed is the ConnState. The server calls it with StateNew before it accepts another connection.
+// changed implements http.Server.ConnState. The server calls it with StateNew before it accepts another connection.
 func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

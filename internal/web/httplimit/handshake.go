@@ -119,7 +119,7 @@ func LimitCertificates(config *tls.Config) *tls.Config {
 
 // LimitHandshakes limits connections of a listener to 64 KiB until their first request has been read. crypto/tls
 // would read 256 KiB of certificates into memory before any check. The server's ConnState must be [Connections],
-// which lifts the limit. Without it, a connection fails after 64 KiB.
+// which lifts the limit. Without this ConnState, a connection fails after 64 KiB.
 func LimitHandshakes(l net.Listener) net.Listener { return limitedListener{l} }
 
 type limitedListener struct{ net.Listener }

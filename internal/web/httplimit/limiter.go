@@ -78,7 +78,7 @@ type Limiter struct {
 	accepted accepted
 	slots    map[Class]*slots
 	log      *slog.Logger
-	warnings map[string]*rate.Sometimes // by reason
+	warnings map[string]*rate.Sometimes // log limiters by reason
 }
 
 // New returns a Limiter with these rates per client and per user, and with slots for the given classes.
