@@ -27,7 +27,7 @@ import (
 // configured is the current signer configuration with its CAs.
 type configured struct {
 	files *reload.Value[signerFile]
-	// again hints that the signers have changed, so pending requests may be decided now.
+	// again receives a hint when the signers have changed: then kubejoin may be able to decide pending requests.
 	again chan struct{}
 }
 
@@ -125,7 +125,8 @@ func (s *service) signers(ca *clusterCA, c *configured) (func() map[string]signe
 	return signer.FixedSigners(builtIn), err
 }
 
-// changed returns a channel of hints that pending requests may be decided now. It is nil without a configuration.
+// changed returns a channel that receives a hint when kubejoin may be able to decide pending requests; nil without a
+// configuration.
 func (c *configured) changed() <-chan struct{} {
 	if c == nil {
 		return nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRemovedGatesHaveOneMinor catches a gate in two rows of the table, or under a malformed name.
+// TestRemovedGatesHaveOneMinor catches a gate in two rows of the table, or with a malformed name.
 func TestRemovedGatesHaveOneMinor(t *testing.T) {
 	seen := map[string]uint{}
 	for minor := uint(OldestMinor); minor <= NewestMinor; minor++ {

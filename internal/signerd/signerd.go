@@ -45,7 +45,7 @@ const (
 	shutdownTimeout = 15 * time.Second
 )
 
-// Run serves until ctx ends or a part fails permanently.
+// Run serves until ctx ends or a background function fails permanently.
 func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	s := &service{Options: o, log: log, registry: prometheus.NewRegistry()}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

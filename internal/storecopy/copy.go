@@ -119,7 +119,7 @@ type copyRun struct {
 // A revision of a folder changes with each write, because a written row gets the highest version, and a deleted row is missing.
 type revision struct {
 	rows    int
-	highest uint64 // version
+	highest uint64 // highest version of a row
 }
 
 func (r *revision) add(rows []rowstore.Row) error {

@@ -84,7 +84,7 @@ func limitResponse(w http.ResponseWriter, r *http.Request) {
 // A Panic is the error of a function that panicked.
 type Panic struct {
 	Value any
-	Stack []string // lines
+	Stack []string // lines of the stack trace
 }
 
 // Error returns the value of the panic.

@@ -96,7 +96,7 @@ func (k KubeadmFiles) Check(ctx context.Context) ([]CertificateStatus, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range slices.Backward(report.Findings) { // the first finding is reported
+		for _, f := range slices.Backward(report.Findings) { // backward, so that the first finding remains
 			if f.ID != "near-end" && f.ID != "readable-by-others" { // these findings do not make the kubeconfig unusable
 				list[i].Problem = f.Message
 			}
@@ -476,7 +476,7 @@ func (c *checking) checkServer(ctx context.Context) {
 	}
 }
 
-// call sends a request and returns the status. It decodes a successful response into the value into, unless that is
+// call sends a request and returns the status. It decodes a successful response into the value into, if into is not
 // nil. Errors do not contain the request.
 func (c *checking) call(ctx context.Context, web *http.Client, method, path string, body []byte, into any) (int, error) {
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.report.Server, "/")+path, bytes.NewReader(body))

@@ -654,7 +654,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 			if !slices.EqualFunc(got, test.want, strings.HasPrefix) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
-			for i, line := range got { // a prefix of a row without a problem is the whole row
+			for i, line := range got { // if a row shows no problem, want is the whole row
 				if i < len(test.want) && strings.HasSuffix(test.want[i], "Z") && line != test.want[i] {
 					t.Errorf("got %q, want %q", line, test.want[i])
 				}

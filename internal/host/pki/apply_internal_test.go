@@ -192,7 +192,7 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	f.write(t, "mine/bundle.pem", append([]byte("text\n"), f.old.cert...))
 	f.write(t, "mine/other.pem", f.fresh.cert)
 	f.write(t, "mine/large.pem", f.old.cert)
-	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1)) // not read
+	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1)) // too large to be read
 	// The chain that the kubelet serves.
 	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), f.rotation.Cross.PEM()))
 	// The kubelet did not write this file.

@@ -143,9 +143,9 @@ func ListenerOf(port int) string {
 	return ""
 }
 
-// inContainer returns the oldest process of the containers with a name that mount a file of the host; the zero process if there
-// is none. The kubelet mounts a file of its own into each container; the path of that file contains the container's name. If a
-// mounted file was replaced since, mountinfo shows its path with a suffix.
+// inContainer returns the oldest process of the containers with a name that mount a file of the host. It returns the zero
+// process if no container does. The kubelet mounts a file of its own into each container; the path of that file contains the
+// container's name. If a mounted file was replaced since, mountinfo shows its path with a suffix.
 func inContainer(name, file string) (oldest process, err error) {
 	at, err := mounted("self", func(m mount) bool { _, below := cutFolder(file, m.point); return below })
 	if err != nil || at.point == "" {
@@ -258,7 +258,7 @@ func kernelIP(text string) net.IP {
 // startedAt returns when a process started, computed with the current clock.
 func startedAt(pid int) (time.Time, error) {
 	const startTime = 19 // field 22 of proc_pid_stat(5); 2 fields are before the last parenthesis, and the first one has number 1
-	const ticks = 100    // a second; the same on all architectures that Go supports
+	const ticks = 100    // per second, on all architectures that Go supports
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return time.Time{}, err

@@ -36,7 +36,7 @@ type Signing struct {
 	Sign credentials.SignFunc
 	// Missing maps the name of a certificate to the reason why Sign cannot sign it.
 	Missing map[string]string
-	// Add are names and addresses to add, by certificate.
+	// Add maps a certificate to the names and addresses to add.
 	Add map[string][]string
 	// Stop releases what Sign uses.
 	Stop func()
@@ -44,7 +44,7 @@ type Signing struct {
 
 // A Renewed is the result of [Host.Renew].
 type Renewed struct {
-	// Due are the certificates that are renewed, or would be with a dry run.
+	// Due are the certificates that are renewed. With a dry run, they are the certificates that would be renewed.
 	Due []string `json:"due"`
 	// Renewed lists the renewed certificates, the certificates that were skipped because their CA is missing, and how the new
 	// certificates differ.

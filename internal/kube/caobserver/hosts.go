@@ -75,7 +75,7 @@ func each[L, T runtime.Object](ctx context.Context, list func(context.Context, m
 
 // listHosts reads the Nodes. It skips workers for the front-proxy CA and the etcd CA, which only control planes use.
 func (l *look) listHosts(ctx context.Context) error {
-	// A Node may have 256 KiB of annotations and a list of images, so a page has fewer Nodes than other objects.
+	// A Node may have 256 KiB of annotations and a list of images, so the pages of Nodes are smaller.
 	return each(ctx, l.Client.CoreV1().Nodes().List, metav1.ListOptions{Limit: page / 5}, func(node *corev1.Node) {
 		if h := l.hostOf(node); l.CA == rotation.Cluster || h.controlPlane {
 			l.hosts = append(l.hosts, h)

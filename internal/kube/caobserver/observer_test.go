@@ -263,7 +263,7 @@ func TestEachFailureKeepsFinishFromBeginning(t *testing.T) {
 			t.Errorf("without %s: got %q", path, all)
 		}
 	}
-	// A kube-controller-manager that signs fails once its CA file has two CAs, and does not start again.
+	// Once its CA file has two CAs, a kube-controller-manager that signs stops working and cannot restart.
 	want := []string{"api-server kube-apiserver was not seen: need ", "report of cp-1 was not seen: it is about another rotation", "other-signer kube-controller-manager could not be checked: need list on pods"}
 	if all := pending(begun(t, rotation.Prepare, old, fresh), podsPath); !slices.EqualFunc(all, want, strings.Contains) {
 		t.Errorf("trust without pods: got %q, want %q", all, want)

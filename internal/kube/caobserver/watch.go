@@ -40,7 +40,7 @@ func (w Watch) Run(ctx context.Context) error {
 	return loop.Loop{Name: "ca-rotation", Step: w.observing(), Hint: w.Changed, Logger: w.Logger, Registerer: w.Registerer}.Run(ctx)
 }
 
-// observing returns the step of the loop. The step remembers when each rotation was last observed.
+// observing returns the step of the loop. The step stores when each rotation was last observed.
 func (w Watch) observing() func(context.Context) (time.Time, error) {
 	stage := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage", "1 for the stage of a rotation of a CA in progress, else 0.", "ca", "stage")
 	began := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage_timestamp_seconds", "When the stage of a rotation of a CA in progress began, in Unix seconds.", "ca")

@@ -30,7 +30,7 @@ type Freshness struct {
 	Log  *slog.Logger
 	// Prove returns which versions of which entries were current at some moment during the call.
 	Prove func() (current Current, err error)
-	// Price returns how many reads cost as much as a proof. With fewer reads within MaxAge, no proof begins.
+	// Price returns how many reads cost as much as a proof. With fewer reads within MaxAge, no proof starts.
 	Price func() int
 
 	mu      sync.Mutex

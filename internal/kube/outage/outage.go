@@ -25,7 +25,7 @@ const (
 // or without etcd.
 func Is(err error) bool {
 	var request *url.Error
-	var network net.Error // includes a context that timed out
+	var network net.Error // matches also a context that timed out
 	switch {
 	case err == nil, errors.Is(err, context.Canceled):
 		return false

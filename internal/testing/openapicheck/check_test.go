@@ -205,7 +205,7 @@ func TestTally(t *testing.T) {
 	d := parse(t)
 	file := filepath.Join(t.TempDir(), "answers")
 	var all sync.WaitGroup
-	for range 4 { // processes
+	for range 4 { // as if in 4 processes
 		report := must.Value(openapicheck.Append(file))(t)
 		all.Go(func() {
 			for range 100 {

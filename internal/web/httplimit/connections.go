@@ -17,7 +17,7 @@ import (
 const mostConnections = 16_384
 
 // sendBuffer limits the bytes of a response that the kernel buffers for a client that does not read. The default of
-// the kernel is up to 4 MiB. Linux doubles the configured value.
+// the kernel is up to 4 MiB. Linux doubles this value.
 const sendBuffer = 64 << 10
 
 // connections limits open connections. If there are too many, it closes the connection that has had no request for
