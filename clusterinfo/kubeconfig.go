@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/yamldoc"
 	"k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 )
@@ -133,6 +134,9 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	asJSON, err := yaml.YAMLToJSONStrict(kubeconfig)
 	if err != nil {
 		return "", nil, errors.New("want YAML or JSON without duplicate fields")
+	}
+	if err := yamldoc.Only(kubeconfig); err != nil {
+		return "", nil, err
 	}
 	var c discoveryKubeconfig
 	if err := json.Unmarshal(asJSON, &c); err != nil {

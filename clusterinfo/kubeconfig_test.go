@@ -105,6 +105,7 @@ func TestParseKubeconfig(t *testing.T) {
 		"other kind":        {"apiVersion: v1\nkind: Secret\n", "apiVersion and kind"},
 		"no cluster":        {"apiVersion: v1\nkind: Config\n", "clusters: 0"},
 		"two clusters":      {with(fields, "- name: b\n  cluster:\n"+fields), "clusters: 2"},
+		"two documents":     {with(fields, "---\nkind: Config\n"), "more than one YAML document"},
 		"credential":        {with(fields, "users:\n- name: u\n  user: {token: hunter2}\n"), "users"},
 		"other case":        {with(strings.Replace(fields, "server:", "Server:", 1), ""), "server"},
 		"duplicate field":   {with(fields+"    server: https://b:6443\n", ""), "duplicate"},

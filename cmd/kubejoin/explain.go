@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/kubejoin/kubejoin/internal/dnsname"
+	"github.com/kubejoin/kubejoin/internal/yamldoc"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -159,15 +161,12 @@ func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 	if e.name != "" {
 		return api.ExplainRequest{CSR: e.name}, nil
 	}
-	content, err := readInput(stdin, e.file, server.MaxBody+1)
+	content, err := readInput(stdin, e.file, server.MaxBody)
 	if err != nil {
 		return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
 	}
-	if len(content) > server.MaxBody {
-		return api.ExplainRequest{}, fmt.Errorf("--filename: %s is too large, want at most %d bytes", e.file, server.MaxBody)
-	}
 	object, err := yaml.YAMLToJSONStrict(content)
-	if err != nil {
+	if err = cmp.Or(err, yamldoc.Only(content)); err != nil {
 		return api.ExplainRequest{}, fmt.Errorf("--filename: %s is not valid YAML or JSON: %w", e.file, err)
 	}
 	return api.ExplainRequest{Object: json.RawMessage(object)}, nil

@@ -20,7 +20,7 @@ func exists(file string) bool {
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
 }
 
-// readInput reads at most limit bytes of a file, or of standard input if file is -.
+// readInput reads a file of at most limit bytes, or standard input if file is -.
 func readInput(stdin io.Reader, file string, limit int64) ([]byte, error) {
 	if file != "-" {
 		f, err := os.Open(file)
@@ -30,7 +30,11 @@ func readInput(stdin io.Reader, file string, limit int64) ([]byte, error) {
 		defer func() { _ = f.Close() }() // read only
 		stdin = f
 	}
-	return io.ReadAll(io.LimitReader(stdin, limit))
+	content, err := io.ReadAll(io.LimitReader(stdin, limit+1))
+	if int64(len(content)) > limit {
+		err = fmt.Errorf("%s is too large, want at most %d bytes", file, limit)
+	}
+	return content, err
 }
 
 // isStdout reports whether a file of --output-file is standard output. /dev/stdout is a link that must not be replaced by a file.

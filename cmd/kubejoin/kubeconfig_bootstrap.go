@@ -23,7 +23,7 @@ import (
 // discoverTimeout limits all requests of the command together: discovery, cluster-info and the new token.
 const discoverTimeout = 30 * time.Second
 
-// maxTokenFile is how many bytes of a token file are read.
+// maxTokenFile is the largest size of a file with a token, in bytes.
 const maxTokenFile = 4 << 10
 
 // ofNewToken are the flags of a token that the command creates.

@@ -167,7 +167,7 @@ func (o *signOptions) check(_ *cobra.Command, args []string) error {
 
 // readCSR reads a CSR. It refuses a malformed one before any server is called.
 func readCSR(stdin io.Reader, file string) ([]byte, error) {
-	content, err := readInput(stdin, file, server.MaxBody+1)
+	content, err := readInput(stdin, file, server.MaxBody)
 	if file == "-" {
 		file = "standard input"
 		if err != nil {

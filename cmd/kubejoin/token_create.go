@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -182,11 +181,11 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 	case args[0] != "-":
 		return tokens.Parse(args[0])
 	}
-	line, err := bufio.NewReader(io.LimitReader(stdin, 1<<10)).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
+	content, err := readInput(stdin, "-", maxTokenFile)
+	if err != nil {
 		return tokens.Token{}, fmt.Errorf("TOKEN from standard input: %w", err)
 	}
-	return tokens.Parse(strings.TrimSpace(line))
+	return tokens.Parse(strings.TrimSpace(string(content)))
 }
 
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {

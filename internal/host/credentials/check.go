@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/yamldoc"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -169,6 +170,10 @@ func (c *checking) parse(content []byte) bool {
 	config, err := clientcmd.Load(content)
 	if err != nil || len(config.Clusters)+len(config.AuthInfos)+len(config.Contexts) == 0 {
 		c.find("malformed", remedyNew, "the file is not a kubeconfig")
+		return false
+	}
+	if err := yamldoc.Only(content); err != nil {
+		c.find("malformed", remedyNew, "%v; clients read the first", err)
 		return false
 	}
 	if config.CurrentContext == "" {

@@ -179,6 +179,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		{"readable by others", func(p *parts) { p.mode = 0o640 }, []string{"readable-by-others"}},
 		{"not YAML", func(p *parts) { p.raw = []byte("{secret-0123456789") }, []string{"malformed"}},
 		{"not a kubeconfig", func(p *parts) { p.raw = []byte("kind: Config\napiVersion: v1\n") }, []string{"malformed"}},
+		{"two documents", func(p *parts) { p.raw = []byte("kind: Config\nclusters: [{name: a}]\n---\nkind: Config\n") }, []string{"malformed"}},
 		{"no current context", func(p *parts) { p.config.CurrentContext = "" }, []string{"no-current-context"}},
 		{"unknown context", func(p *parts) { p.config.CurrentContext = "gone" }, []string{"no-current-context"}},
 		{"unknown cluster", func(p *parts) { delete(p.config.Clusters, "c") }, []string{"no-cluster"}},

@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/yamldoc"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -220,6 +221,9 @@ type Kubeconfig struct {
 func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
 	if k.Config, err = clientcmd.Load(content); err != nil {
 		return k, errors.New("want a kubeconfig")
+	}
+	if err := yamldoc.Only(content); err != nil {
+		return k, err
 	}
 	if at := k.Contexts[k.CurrentContext]; at != nil {
 		k.Cluster, k.User = k.Clusters[at.Cluster], k.AuthInfos[at.AuthInfo]

@@ -484,6 +484,17 @@ func TestKubeconfigKeepsOtherClusters(t *testing.T) {
 	}
 }
 
+// clientcmd reads only the first document, so the others would be gone.
+func TestRefusesKubeconfigOfTwoDocuments(t *testing.T) {
+	for _, name := range []string{"admin.conf", "kubelet.conf"} {
+		f := newFixture(t, rotation.Cluster, false)
+		f.write(t, name, []byte(f.before[name]+"---\nkind: Config\n"))
+		if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), name+": more than one YAML document") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
 // Two concurrent runs would treat each other's files as written by somebody else.
 func TestExcludesAnotherApply(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
