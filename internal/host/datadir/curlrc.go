@@ -33,8 +33,9 @@ func (d Dir) WriteCurlrc(server, bearer string) error {
 	return atomicfile.Write(d.Path(Curlrc), []byte(content))
 }
 
-// ReadCurlrc reads the server, the CA path and the bearer token from a config file for curl -K, and ignores all other
-// lines. It refuses a file that another user could have written, because that user would choose the server.
+// ReadCurlrc reads the server, the CA path and the bearer token from a config file for curl -K. It refuses options that
+// WriteCurlrc does not write, because they may change the connection, and options that are given twice. It also refuses
+// a file that another user could have written, because that user would choose the server.
 func ReadCurlrc(file string) (c CurlConfig, err error) {
 	if err := trustedpath.Check(file); err != nil {
 		return CurlConfig{}, err
@@ -43,13 +44,21 @@ func ReadCurlrc(file string) (c CurlConfig, err error) {
 	if err != nil {
 		return CurlConfig{}, err
 	}
-	for line := range strings.Lines(string(content)) {
+	given := map[string]bool{}
+	for i, line := range strings.Split(string(content), "\n") {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		value = strings.TrimSpace(value)
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if strings.HasPrefix(name, "#") && name != "# server" || name == "" {
+			continue
+		}
+		if given[name] {
+			return CurlConfig{}, fmt.Errorf("%s: line %d gives %s again", file, i+1, name)
+		}
+		given[name] = true
 		if unquoted, found := strings.CutPrefix(value, `"`); found {
 			value = strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(strings.TrimSuffix(unquoted, `"`))
 		}
-		switch strings.TrimSpace(name) {
+		switch name {
 		case "# server":
 			c.Server = value
 		case "cacert":
@@ -62,6 +71,9 @@ func ReadCurlrc(file string) (c CurlConfig, err error) {
 			if strings.EqualFold(strings.TrimSpace(key), "Authorization") && strings.EqualFold(scheme, "Bearer") && found {
 				c.Bearer = api.Secret(strings.TrimSpace(token))
 			}
+		case "capath", "silent", "show-error", "fail-with-body": // of curl alone
+		default:
+			return CurlConfig{}, fmt.Errorf("%s: line %d has another option than cacert, capath, header, silent, show-error and fail-with-body, each followed by = if it has a value", file, i+1)
 		}
 	}
 	if c.Bearer == "" {
