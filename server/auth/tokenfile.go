@@ -59,9 +59,12 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 			return nil, fmt.Errorf("row %d: user is empty", line)
 		}
 		if len(row) == 4 {
-			for g := range strings.SplitSeq(row[3], ",") {
-				if g = strings.TrimSpace(g); g != "" {
-					user.Groups = append(user.Groups, g)
+			if user.Groups = strings.Split(row[3], ","); row[3] == "" {
+				user.Groups = nil
+			}
+			for i, g := range user.Groups {
+				if user.Groups[i] = strings.TrimSpace(g); user.Groups[i] == "" {
+					return nil, fmt.Errorf("row %d: group %d is empty", line, i+1)
 				}
 			}
 		}

@@ -18,6 +18,8 @@ func TestParseTokenFile(t *testing.T) {
 		{name: "only a comment", file: "# operators\n", err: "no row given"},
 		{name: "three columns", file: token + ",ada,1\n"},
 		{name: "groups", file: token + `,ada,1,"a, b"` + "\n"},
+		{name: "no groups", file: token + `,ada,1,""` + "\n"},
+		{name: "empty group", file: token + `,ada,1,"a,,b"` + "\n", err: "row 1: group 2 is empty"},
 		{name: "comment and blank", file: "# operators\n\n" + token + ",ada,1\n"},
 		{name: "two columns", file: token + ",ada\n", err: "row 1: 2 columns given"},
 		{name: "five columns", file: token + ",ada,1,a,b\n", err: "row 1: 5 columns given"},
