@@ -219,7 +219,7 @@ func (a *caApplier) stageKubeconfig() string {
 }
 
 func (a *caApplier) client() (kubernetes.Interface, error) {
-	return clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: a.stageKubeconfig()})
+	return clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: a.stageKubeconfig()}, "")
 }
 
 // host returns the host without what the cluster adds.
@@ -265,7 +265,7 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 		if node, err = host.NodeName(); err != nil {
 			return nil, nil, fmt.Errorf("name of this node: %w", err)
 		}
-		if kubelet, err = clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf}); err != nil {
+		if kubelet, err = clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf}, ""); err != nil {
 			return nil, nil, err
 		}
 		host.KubeletReloads = func(ctx context.Context) bool {
@@ -341,7 +341,7 @@ func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, of *r
 	if last := a.published[of.CA]; err != nil || last.text == text && time.Since(last.at) < reportInterval {
 		return err
 	}
-	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
+	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf}, "")
 	if err != nil {
 		return err
 	}

@@ -32,8 +32,8 @@ type certsOptions struct {
 
 func (o *certsOptions) register(cmd *cobra.Command) {
 	o.given = cmd.Flags().Changed
-	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
-	heading(cmd.Flags(), "Connection flags", "kubeconfig")
+	o.registerCluster(cmd.Flags())
+	heading(cmd.Flags(), "Connection flags", "kubeconfig", "context")
 }
 
 // registerPKIDir adds --pki-dir.
@@ -47,7 +47,7 @@ func (o *certsOptions) run(cmd *cobra.Command, do func(context.Context, *kubeadm
 	if !found {
 		return errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
-	client, err := clusterClient(rules)
+	client, err := clusterClient(rules, o.context)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -37,7 +38,7 @@ const (
 
 // remoteOptions are the flags that select where the tokens are: on a cluster or on a kubejoin server.
 type remoteOptions struct {
-	kubeconfig            string
+	kubeconfig, context   string
 	url, caFile           string
 	bearerFile, curlrc    string
 	clientCert, clientKey string
@@ -72,7 +73,7 @@ type remoteOutput struct {
 // The help of kubejoin says on what commands work. The help of each command with remoteOptions ends with one of the others.
 const (
 	whereHelp = `Commands work on a cluster or on a kubejoin server: the first one that is given by
-  1. --kubeconfig: a cluster
+  1. --kubeconfig or --context: a cluster
   2. --url, --curlrc or another connection flag: a kubejoin server
   3. $KUBEJOIN_URL or $KUBEJOIN_CURLRC: a kubejoin server
   4. $KUBECONFIG, ~/.kube/config, ` + adminConf + ` or the service account
@@ -97,10 +98,7 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	o.given = f.Changed
 	if f.Lookup("kubeconfig") == nil {
-		f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
-		if o.serverOnly {
-			_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
-		}
+		o.registerCluster(f)
 	}
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server (default, in this order: that of a given --curlrc, $KUBEJOIN_URL, that of the default --curlrc, "+defaultURL+")")
 	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with its URL, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
@@ -108,13 +106,33 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.bearerFile, "bearer-file", "", "file with a bearer token and nothing else")
 	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
 	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
-	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
+	heading(f, "Connection flags", "kubeconfig", "context", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
 }
 
-// readEnvironment completes the flags from the environment, over which they win: --kubeconfig selects a cluster, and
-// --curlrc the server in that file, if it names one.
+// registerCluster adds the flags that select a cluster.
+func (o *remoteOptions) registerCluster(f *pflag.FlagSet) {
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+	f.StringVar(&o.context, "context", "", "context of the kubeconfig (default: its current context)")
+	for _, flag := range []string{"kubeconfig", "context"} {
+		f.Lookup(flag).Hidden = o.serverOnly // it is an error that says what to use instead
+	}
+}
+
+// clusterFlag returns the flag that selects a cluster, or nothing.
+func (o *remoteOptions) clusterFlag() string {
+	switch {
+	case o.kubeconfig != "":
+		return "--kubeconfig"
+	case o.context != "":
+		return "--context"
+	}
+	return ""
+}
+
+// readEnvironment completes the flags from the environment, over which they win: --kubeconfig and --context select a cluster,
+// and --curlrc the server in that file, if it names one.
 func (o *remoteOptions) readEnvironment() {
-	if o.kubeconfig != "" {
+	if o.clusterFlag() != "" {
 		return
 	}
 	if o.curlrc == "" {
@@ -130,24 +148,25 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 	if m.together("client-certificate", o.clientCert, "client-key", o.clientKey); len(m) > 0 {
 		return nil, nil, m.err()
 	}
-	if o.serverOnly && o.kubeconfig != "" {
-		return nil, nil, usagef("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE%s", o.instead)
+	flag := o.clusterFlag()
+	if o.serverOnly && flag != "" {
+		return nil, nil, usagef("%s: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE%s", flag, o.instead)
 	}
 	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
-	if o.kubeconfig != "" && ofServer {
-		return nil, nil, usagef("--kubeconfig: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two")
+	if flag != "" && ofServer {
+		return nil, nil, usagef("%s: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two", flag)
 	}
 	if ofServer {
 		return o.connectServer()
 	}
-	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
+	if rules, found := o.findKubeconfig(); (found || flag != "") && !o.serverOnly {
 		o.cluster, o.kubeconfigFile = true, kubeconfigFiles(rules)
 		if o.running != nil {
 			reach := o.response()
 			reach.most = kube.ReachTimeout
 			defer reach.begin(o.running)()
 		}
-		return connectCluster(ctx, rules, o.pkiDir)
+		return o.connectCluster(ctx, rules)
 	}
 	if exists(defaultCurlrc) {
 		return o.connectServer()
@@ -204,6 +223,9 @@ func (o *remoteOptions) clusterHint(refused bool) string {
 	file, flag := "the service account of this pod", ""
 	if o.kubeconfigFile != "" {
 		file, flag = "kubeconfig "+o.kubeconfigFile, " --kubeconfig "+safetext.Quote(o.kubeconfigFile)
+	}
+	if o.context != "" {
+		file, flag = "context "+o.context+" of "+file, flag+" --context "+safetext.Quote(o.context)
 	}
 	if refused {
 		return "the API server does not accept the credential in " + file + ": see 'kubectl auth whoami" + flag + "'"

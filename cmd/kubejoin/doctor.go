@@ -20,7 +20,7 @@ const (
 // doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	output
-	kubeconfig          string
+	cluster             remoteOptions
 	url, curlrc, caFile string
 	advertise           string
 	pins                []string
@@ -83,11 +83,11 @@ finding was made but a check could not run, or if the command cannot reach the c
 	o.registerFormats(cmd, "text", "json", "yaml")
 	f.BoolVar(&o.fix, "fix", false, "print only the commands that mend the findings; the command runs none of them")
 	heading(f, "Output flags", "fix")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to check")
+	o.cluster.registerCluster(f)
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT of a running kubejoin to check, too")
 	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with the URL and CA of a running kubejoin, instead of --url")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates of --url (default: those of the kubeconfig)")
-	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file")
+	heading(f, "Connection flags", "kubeconfig", "context", "url", "curlrc", "ca-file")
 	complete(cmd, "skip", doctor.Names()...)
 	return cmd
 }
@@ -139,11 +139,11 @@ func exitOf(findings, unchecked int) error {
 
 // diagnose checks the cluster of the kubeconfig, and the kubejoin server of --url.
 func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Diagnosis, error) {
-	rules, found := (&remoteOptions{kubeconfig: o.kubeconfig}).findKubeconfig()
+	rules, found := o.cluster.findKubeconfig()
 	if !found {
 		return doctor.Diagnosis{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
-	config, err := clusterConfig(rules)
+	config, err := clusterConfig(rules, o.cluster.context)
 	if err != nil {
 		return doctor.Diagnosis{}, err
 	}
@@ -156,7 +156,8 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Diagnosis, error) 
 	}
 	facts, err := doctor.Read(ctx, options)
 	if err != nil {
-		return doctor.Diagnosis{}, (&remoteOptions{cluster: true, kubeconfigFile: kubeconfigFiles(rules)}).hint(err)
+		o.cluster.cluster, o.cluster.kubeconfigFile = true, kubeconfigFiles(rules)
+		return doctor.Diagnosis{}, o.cluster.hint(err)
 	}
 	return doctor.Diagnose(facts), nil
 }

@@ -86,7 +86,7 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKey
 		}
 		return files, warnOfKubeletClient(cmd, files, orNoCA(sign)), stop, nil
 	}
-	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+	for _, flag := range []string{"kubeconfig", "context", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
 			return files, nil, nil, usagef("--%s: excludes --pki-dir, which signs on this machine", flag)
 		}

@@ -124,7 +124,7 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 	if o.caKey != "" {
 		m.when(o.caFile == "", "--ca-file: needed with --ca-key, as the certificate of this key")
 		m.when(o.apiServer == "", "--api-server: needed with --ca-key, as https://HOST:PORT")
-		m.excludes(o.given, "excludes --ca-key, which signs on this machine", "kubeconfig", "url", "curlrc", "bearer-file", "client-certificate")
+		m.excludes(o.given, "excludes --ca-key, which signs on this machine", "kubeconfig", "context", "url", "curlrc", "bearer-file", "client-certificate")
 	}
 	m.url("--api-server", o.apiServer)
 	m.when(o.force && o.outputFile == "", "--force: needs --output-file")

@@ -135,7 +135,7 @@ func (o *bootstrapOptions) check(*cobra.Command, []string) error {
 		m.when(o.discovery != "", "--discovery: excludes --api-server, and both are given")
 	}
 	if o.apiServer != "" || o.discovery != "" {
-		m.excludes(o.given, "excludes --api-server and --discovery, which replace it as the source of cluster-info", "kubeconfig", "url", "curlrc", "bearer-file", "client-certificate")
+		m.excludes(o.given, "excludes --api-server and --discovery, which replace it as the source of cluster-info", "kubeconfig", "context", "url", "curlrc", "bearer-file", "client-certificate")
 		m.when(o.discovery != "" && o.caFile != "", "--ca-file: excludes --discovery, which trusts the CA of --discovery-token-ca-cert-hash")
 	}
 	m.in("--ttl", checkTTL(o.ttl))

@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// clusterConfig returns the configuration of a client of the API server in a kubeconfig.
-func clusterConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
-	config, err := credentials.LoadConfig(rules)
+// clusterConfig returns the configuration of a client of the API server in a context of a kubeconfig.
+func clusterConfig(rules *clientcmd.ClientConfigLoadingRules, context string) (*rest.Config, error) {
+	config, err := credentials.LoadConfig(rules, context)
 	if err != nil {
 		return nil, err
 	}
@@ -23,9 +23,9 @@ func clusterConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, err
 	return config, nil
 }
 
-// clusterClient returns a client of the API server in a kubeconfig.
-func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interface, error) {
-	config, err := clusterConfig(rules)
+// clusterClient returns a client of the API server in a context of a kubeconfig.
+func clusterClient(rules *clientcmd.ClientConfigLoadingRules, context string) (kubernetes.Interface, error) {
+	config, err := clusterConfig(rules, context)
 	if err != nil {
 		return nil, err
 	}
@@ -38,14 +38,14 @@ func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interf
 	return clientset, nil
 }
 
-// connectCluster connects to the cluster of a kubeconfig.
-func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules, pkiDir string) (*remote, func(), error) {
-	clientset, err := clusterClient(rules)
+// connectCluster connects to the cluster of the flags.
+func (o *remoteOptions) connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
+	clientset, err := clusterClient(rules, o.context)
 	if err != nil {
 		return nil, nil, err
 	}
 	ctx, stop := context.WithCancel(ctx)
-	c, err := kube.Open(ctx, clientset, pkiDir)
+	c, err := kube.Open(ctx, clientset, o.pkiDir)
 	if err != nil {
 		stop()
 		return nil, nil, err

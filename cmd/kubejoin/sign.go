@@ -158,8 +158,8 @@ func (o *signOptions) check(_ *cobra.Command, args []string) error {
 	o.pki.check(&m)
 	m.when(len(args) > 1, "FILE: %d given, want one, or none for standard input", len(args))
 	m.when(len(args) == 1 && args[0] == "", "FILE: is empty; leave it out for standard input")
-	m.when(o.kubeconfig != "", "--kubeconfig: sign needs a kubejoin server, want --url https://HOST:PORT; on a cluster without one, "+
-		"create a CertificateSigningRequest with 'kubectl apply' and run 'kubectl certificate approve'")
+	m.when(o.clusterFlag() != "", "%s: sign needs a kubejoin server, want --url https://HOST:PORT; on a cluster without one, "+
+		"create a CertificateSigningRequest with 'kubectl apply' and run 'kubectl certificate approve'", o.clusterFlag())
 	m.when(o.given("duration") && o.duration <= 0, "--duration: %s given, want 10m or more", o.duration)
 	m.when(o.wait < 0, "--wait: %s given, want 0 or more", o.wait)
 	return m.err()

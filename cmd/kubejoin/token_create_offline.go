@@ -64,7 +64,7 @@ func (o *offlineOptions) check(given func(flag string) bool, format string) erro
 	m.when(o.apiServer == "", "--api-server: needed with --offline, as https://HOST:PORT")
 	m.url("--api-server", o.apiServer)
 	m.excludes(given, "excludes --offline, which contacts no cluster",
-		"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait")
+		"kubeconfig", "context", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait")
 	m.when(!slices.Contains([]string{"text", "json", "yaml"}, format), "--output: %q given, want text, json or yaml with --offline", format)
 	m.when(given("print-join-command") && o.outDir == "",
 		"--output-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")

@@ -145,7 +145,7 @@ func (c *connection) clientConfig() (*rest.Config, error) {
 	var config *rest.Config
 	var err error
 	if c.Kubeconfig != "" {
-		config, err = credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig})
+		config, err = credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, "")
 	} else if config, err = rest.InClusterConfig(); err == nil {
 		err = credentials.CheckConfig(config)
 	}

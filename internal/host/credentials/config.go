@@ -10,14 +10,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// LoadConfig returns the client configuration that a kubeconfig contains. Its errors name the flag or the environment variable
-// that gave the kubeconfig.
-func LoadConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
+// LoadConfig returns the client configuration of a context in a kubeconfig, by default the current one. Its errors name the
+// flag or the environment variable that gave the kubeconfig.
+func LoadConfig(rules *clientcmd.ClientConfigLoadingRules, context string) (*rest.Config, error) {
 	source, files := "--kubeconfig", []string{rules.ExplicitPath}
 	if rules.ExplicitPath == "" {
 		source, files = "$"+clientcmd.RecommendedConfigPathEnvVar, rules.Precedence
 	}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
 		err = without(files)
 	}

@@ -24,14 +24,14 @@ func TestLoadConfigNamesSourceFileAndFault(t *testing.T) {
 		missing + ":" + empty: {missing + ": there is no such file", empty + ": the file is empty"},
 	} {
 		t.Setenv("KUBECONFIG", files)
-		_, err := credentials.LoadConfig(clientcmd.NewDefaultClientConfigLoadingRules())
+		_, err := credentials.LoadConfig(clientcmd.NewDefaultClientConfigLoadingRules(), "")
 		for _, text := range want {
 			if err == nil || !strings.HasPrefix(err.Error(), "$KUBECONFIG: ") || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "KUBERNETES_MASTER") {
 				t.Errorf("%s: got %v, want %q", files, err, text)
 			}
 		}
 	}
-	if _, err := credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: empty}); err == nil || err.Error() != "--kubeconfig: "+empty+": the file is empty" {
+	if _, err := credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: empty}, ""); err == nil || err.Error() != "--kubeconfig: "+empty+": the file is empty" {
 		t.Errorf("got %v, want the flag and the file", err)
 	}
 }
