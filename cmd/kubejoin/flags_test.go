@@ -147,13 +147,13 @@ func TestUnknownFlagNamesTheNearest(t *testing.T) {
 }
 
 func TestDurationValue(t *testing.T) {
-	for s, want := range map[string]time.Duration{"0": 0, "90s": 90 * time.Second, "-1h": -time.Hour, "1d": 24 * time.Hour, "36500d": 36500 * 24 * time.Hour} {
+	for s, want := range map[string]time.Duration{"0": 0, "90s": 90 * time.Second, "-1h": -time.Hour, "1d": 24 * time.Hour, "1d12h": 36 * time.Hour, "0d1m30s": 90 * time.Second, "36500d": 36500 * 24 * time.Hour} {
 		var d time.Duration
 		if err := (*durationValue)(&d).Set(s); err != nil || d != want {
 			t.Errorf("%q: %s, %v", s, d, err)
 		}
 	}
-	for _, s := range []string{"", "d", "1", "1.5d", "-1d", "1d2h", "5x", "36501d", "99999999999999999999d"} {
+	for _, s := range []string{"", "d", "1", "1.5d", "-1d", "1d-2h", "1d+2h", "1d12", "1h1d", "1d1d", "5x", "36501d", "36500d1s", "1d876001h", "18446744073709551616d1h", "99999999999999999999d"} {
 		d := time.Minute
 		if err := (*durationValue)(&d).Set(s); err == nil || d != time.Minute {
 			t.Errorf("%q: %s, want an error and no change", s, d)
