@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -11,21 +10,16 @@ import (
 )
 
 func versionCommand() *cobra.Command {
-	var output string
+	var o output
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of kubejoin",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
-			if output == "text" {
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), "kubejoin", versionText(v))
-				return err
-			}
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
+			return o.text(cmd.OutOrStdout(), v, "kubejoin "+versionText(v)+"\n")
 		},
 	}
-	choiceVar(cmd.Flags(), &output, "output", "text", "output format: %s", "text", "json")
-	heading(cmd.Flags(), "Output flags", "output")
+	o.registerFormats(cmd, "text", "json", "yaml")
 	return cmd
 }
 
