@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/operations"
 )
 
 // An action handles one kind of request. It returns a [web.Problem] or a [tokens.Refusal] as error. Any other error is an internal
@@ -34,7 +35,7 @@ func reading[T any](read func(*http.Request, any) error, act func(*call, T) (web
 	return func(r *call) (web.Response, error) {
 		var req T
 		if err := read(r.Request, &req); err != nil {
-			return web.Response{}, err
+			return web.Response{}, api.JoinInvalid(err, operations.Invalid(req))
 		}
 		return act(r, req)
 	}

@@ -76,9 +76,11 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		TokenID: req.TokenID, Node: req.Node, Requester: req.Requester, Signer: req.Signer, Outcome: req.Outcome,
 		CA: req.CA, NotCA: req.NotCA, Limit: req.Limit, After: req.Continue,
 	}
+	var errs []error
+	wrong := func(field, format string, args ...any) { errs = append(errs, api.InvalidField(field, format, args...)) }
 	if q.TokenID != "" {
 		if err := tokens.CheckID(q.TokenID); err != nil {
-			return q, web.BadField("tokenID", "%v", err)
+			wrong("tokenID", "%v", err)
 		}
 	}
 	for _, f := range []struct {
@@ -90,25 +92,25 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		}
 		pin, err := clusterinfo.ParsePin(*f.pin)
 		if err != nil {
-			return q, web.BadField(f.name, "%.80q given, want the pin of a CA: sha256: and 64 hexadecimal digits", *f.pin)
+			wrong(f.name, "%.80q given, want the pin of a CA: sha256: and 64 hexadecimal digits", *f.pin)
 		}
 		*f.pin = pin
 	}
 	switch q.Outcome {
 	case "", issuance.Issued, issuance.Refused, issuance.Failed:
 	default:
-		return q, web.BadField("outcome", "%.40q given, want %s, %s or %s", req.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+		wrong("outcome", "%.40q given, want %s, %s or %s", req.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
 	}
 	if q.Limit < 0 || q.Limit > issuance.MaxLimit {
-		return q, web.BadField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
+		wrong("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
 	}
 	if req.EndsWithin != "" {
 		within, err := parsePositive(req.EndsWithin)
 		if err != nil {
-			return q, web.BadField("endsWithin", "%v", err)
+			wrong("endsWithin", "%v", err)
 		}
 		if q.Outcome != "" && q.Outcome != issuance.Issued {
-			return q, web.BadField("endsWithin", "cannot be combined with outcome %s, whose entries have no certificate", q.Outcome)
+			wrong("endsWithin", "cannot be combined with outcome %s, whose entries have no certificate", q.Outcome)
 		}
 		q.EndsAfter, q.EndsBefore = now, now.Add(within)
 	}
@@ -118,10 +120,10 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		} else if ago, err := parsePositive(req.Since); err == nil {
 			q.Since = now.Add(-ago)
 		} else {
-			return q, web.BadField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
+			wrong("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
 		}
 	}
-	return q, nil
+	return q, api.JoinInvalid(errs...)
 }
 
 // parsePositive parses a duration as [api.ParseDuration] does, and refuses one that is not positive.

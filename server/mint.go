@@ -18,17 +18,20 @@ import (
 // printJoinCommand creates a token, waits until its signature is in cluster-info, and returns the join
 // command. If no signature appears, it deletes the token.
 func (h *handler) printJoinCommand(r *call, req api.PrintJoinCommand) (web.Response, error) {
+	var errs []error
 	format, err := joinformat.FindFormat(req.Format)
 	if err != nil {
-		return web.Response{}, web.BadField("format", "%v", err)
+		errs = append(errs, api.InvalidField("format", "%v", err))
 	}
 	if req.RejoinURL != "" {
 		if err := joinformat.CheckRejoinURL(req.RejoinURL); err != nil {
-			return web.Response{}, web.BadField("rejoinURL", "%v", err)
+			errs = append(errs, api.InvalidField("rejoinURL", "%v", err))
+		} else if req.Format != api.FormatScript {
+			errs = append(errs, api.InvalidField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript))
 		}
-		if req.Format != api.FormatScript {
-			return web.Response{}, web.BadField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript)
-		}
+	}
+	if len(errs) > 0 {
+		return web.Response{}, api.JoinInvalid(append(errs, operations.Invalid(req))...)
 	}
 	if err := h.forControlPlane(r, &req); err != nil {
 		return web.Response{}, err

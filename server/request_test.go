@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -152,19 +153,24 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 // Catches a response that stops at the first kind of mistake: a caller would have to repair a request in several tries.
 func TestBadRequestNamesAllFields(t *testing.T) {
 	s := newSite(t)
+	s.IssuanceRecord = rowrecord.New(s.store.Issued())
 	s.start(t)
-	for _, test := range []struct{ query, body, want string }{
-		{"?nonsense=1&maxNodes=2", `{"TTL":"1h","maxNodes":"1","wait":"","dryRun":true,"dryRun":true,"role":null}`, "dryRun TTL maxNodes role wait nonsense"},
-		{"", `{"ttl":"5x","usages":["sign"],"certificateDuration":"x","replaceNode":"a","wait":"1y","token":"x","role":"king","maxNodes":-1}`,
+	for _, test := range []struct{ method, path, body, want string }{
+		{"POST", tokenPath + "?nonsense=1&maxNodes=2", `{"TTL":"1h","maxNodes":"1","wait":"","dryRun":true,"dryRun":true,"role":null}`, "dryRun TTL maxNodes role wait nonsense"},
+		{"POST", tokenPath, `{"maxNodes":"1","nonsense":1,"ttl":"5x","usages":["sign"],"role":"king"}`, "maxNodes nonsense ttl usages role"},
+		{"POST", commandPath, `{"controlPlane":1,"ttl":"5x","replaceNode":"worker-1"}`, "controlPlane ttl"},
+		{"POST", commandPath, `{"format":"x","rejoinURL":"x","ttl":"5x"}`, "format rejoinURL ttl"},
+		{"GET", "/v1/issued?tokenID=x&ca=x&notCA=y&outcome=z&limit=-1&endsWithin=5x&since=y", "", "tokenID ca notCA outcome limit endsWithin since"},
+		{"POST", tokenPath, `{"ttl":"5x","usages":["sign"],"certificateDuration":"x","replaceNode":"a","wait":"1y","token":"x","role":"king","maxNodes":-1}`,
 			"wait token ttl usages certificateDuration replaceNode maxNodes role"},
 	} {
-		_, p, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)
+		_, p, got := askFor[api.Token](t, s, test.method, test.path, test.body)
 		var fields []string
 		for _, e := range p.Errors {
 			fields = append(fields, e.Field)
 		}
 		if got.status != 400 || strings.Join(fields, " ") != test.want {
-			t.Errorf("%s: got %d, fields %q, want %q", test.body, got.status, fields, test.want)
+			t.Errorf("%s: got %d, fields %q, want %q: %s", test.body, got.status, fields, test.want, p.Detail)
 		}
 	}
 }

@@ -90,6 +90,9 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	}
 	record.Limits.Replaces.Name = spec.ReplaceNode
 	if err := api.JoinInvalid(append(errs, checkReplaced(spec.ReplaceNode, node))...); err != nil {
+		if spec.ReplaceNode != "" {
+			record.Limits.Replaces.UID = someNode // CheckNew wants one
+		}
 		return record, api.JoinInvalid(err, InvalidRecord(record.CheckNew()))
 	}
 	if err := permit(&record, now); err != nil { // without the permission, users must not learn whether the Node exists
@@ -100,6 +103,24 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	}
 	return record, InvalidRecord(record.CheckNew())
 }
+
+// Invalid returns the errors of the fields that a decoder could read of a request for a token.
+func Invalid(req any) error {
+	var create api.CreateToken
+	switch req := req.(type) {
+	case api.CreateToken:
+		create = req
+	case api.PrintJoinCommand:
+		create.TokenSpec = req.TokenSpec
+	}
+	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, func(_ context.Context, name string) (tokens.NodeRef, error) {
+		return tokens.NodeRef{Name: name, UID: someNode}, nil
+	})
+	return err
+}
+
+// someNode stands for the UID of a Node in a request that is invalid.
+const someNode = "unread"
 
 func checkReplaced(name string, node NodeReader) error {
 	if name == "" {
