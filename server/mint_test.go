@@ -149,7 +149,7 @@ func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	}
 	cancel()
 	<-done
-	if ids := s.ids(t); len(ids) != 0 || !strings.Contains(s.logs.String(), "the client disconnected: ") {
+	if ids := s.ids(t); len(ids) != 0 || !strings.Contains(s.logs.String(), "canceled before a signature of the new token appeared in cluster-info") {
 		t.Errorf("tokens %v are left, log:\n%s", ids, s.logs)
 	}
 }

@@ -29,7 +29,11 @@ func (m *Minter) signed(wait, client context.Context, record tokens.Record, afte
 	var e *Error
 	switch {
 	case client.Err() != nil:
-		return joinformat.Join{}, fmt.Errorf("the client disconnected: %w", err)
+		ended := "canceled"
+		if errors.Is(client.Err(), context.DeadlineExceeded) {
+			ended = "deadline exceeded"
+		}
+		e = Failure(ended+" before a signature of the new token appeared in cluster-info", nil)
 	case record.Expired(time.Now()):
 		e = errorf(NotSigned, "the new token expired at %s, before its signature appeared in cluster-info; request a longer ttl", record.Expires.UTC().Format(time.RFC3339))
 	case wait.Err() == nil:

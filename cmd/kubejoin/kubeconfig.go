@@ -3,12 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
@@ -131,14 +133,13 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 	return id, m.err()
 }
 
-func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentity) error {
+func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentity) (err error) {
 	toFile := !isStdout(o.outputFile)
 	if toFile && !o.force && exists(o.outputFile) {
 		return fmt.Errorf("--output-file: %s exists; replace it with --force", o.outputFile)
 	}
 	var to *atomicfile.Replacement // checked before the request
 	if toFile {
-		var err error
 		if to, err = atomicfile.Prepare(o.outputFile); err != nil {
 			return fmt.Errorf("--output-file: %w", err)
 		}
@@ -146,6 +147,11 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentit
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), o.wait)
 	defer cancel()
+	defer func() {
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("%w: --wait %s", err, safetext.Duration(o.wait))
+		}
+	}()
 	sign, kubeconfig, stop, err := o.signer(ctx, cmd)
 	if err != nil {
 		return err
@@ -176,7 +182,7 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentit
 	cmd.PrintErrln("kubejoin: the certificate for", sanitize(id.User), "ends at", end.UTC().Format(time.RFC3339))
 	// A certificate begins 5 minutes before it is issued, and a long one ends 5 minutes earlier.
 	if differs := time.Until(end) - o.duration; o.duration > 0 && differs.Abs() > 10*time.Minute {
-		warn(cmd, fmt.Sprintf("the signer does not issue certificates for %s", o.duration))
+		warn(cmd, "the signer does not issue certificates for "+safetext.Duration(o.duration))
 	}
 	return nil
 }

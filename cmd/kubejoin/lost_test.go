@@ -76,6 +76,15 @@ func TestCreateEndsAtOnceAfterInterrupt(t *testing.T) {
 	}
 }
 
+func TestDeadlineNamesItsFlag(t *testing.T) {
+	web := newWebServer(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	})
+	if _, err := web.run(t, "", "kubeconfig", "user", "jane", "--wait", "50ms"); err == nil || !strings.HasSuffix(err.Error(), "deadline exceeded: --wait 50ms") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // A script takes what is on standard output for a join command, so a bare token must not be there.
 func TestPrintsJoinCommandOrNothing(t *testing.T) {
 	for format, lost := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){

@@ -435,6 +435,9 @@ func (c *checking) checkServer(ctx context.Context) {
 	status, err := c.call(ctx, web, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body, &review)
 	var invalid *tls.CertificateVerificationError
 	switch {
+	case errors.Is(err, context.Canceled):
+		unchecked("the API server, because the check was canceled")
+		return
 	case errors.As(err, &invalid):
 		c.find("server-certificate", remedyCA+"; or check the name of the server in the file", "the certificate of the API server does not pass: %v", invalid.Err)
 		return

@@ -1,6 +1,7 @@
 package credentials_test
 
 import (
+	"context"
 	"bytes"
 	"cmp"
 	"crypto/tls"
@@ -251,6 +252,20 @@ func TestCheckFindsFaults(t *testing.T) {
 				t.Error("the report has a part of the file")
 			}
 		})
+	}
+}
+
+// Catches an interrupt that is reported as an API server that is not reachable.
+func TestCheckThatIsCanceledFindsNothing(t *testing.T) {
+	ca := certtest.CA(t, "kubernetes")
+	server := &apiServer{trusts: ca, authorization: "Bearer good"}
+	server.start(t, ca)
+	file := filepath.Join(t.TempDir(), "jane.conf")
+	must.OK(t, clientcmd.WriteToFile(*kubeconfigOf(&clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pemOf(ca)}, &clientcmdapi.AuthInfo{Token: "good"}), file))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if report := must.Value(credentials.Checker{}.Check(ctx, file))(t); len(report.Findings) > 0 || len(report.Unchecked) != 1 {
+		t.Errorf("got %+v", report)
 	}
 }
 
