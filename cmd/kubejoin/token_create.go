@@ -218,8 +218,9 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	case o.printJoinCommand:
 		return o.printJoin(ctx, cmd, r, made)
 	case o.format == "text":
-		_, err := fmt.Fprintln(w, made.Token.Reveal())
-		return err
+		_, err = fmt.Fprintln(w, made.Token.Reveal())
+	default:
+		err = o.tokens(w, made, []api.Token{made})
 	}
-	return o.tokens(w, made, []api.Token{made})
+	return o.unwritten(err, made.ID)
 }

@@ -55,7 +55,18 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 		return err
 	}
 	_, err = cmd.OutOrStdout().Write(join)
-	return err
+	return o.unwritten(err, j.Token.ID())
+}
+
+// unwritten returns the error of a write to standard output, after a token was created.
+func (o *tokenCreateOptions) unwritten(err error, id string) error {
+	switch {
+	case err == nil || o.dryRun:
+		return err
+	case o.chosen:
+		return fmt.Errorf("token %s was created, but cannot be printed: %w; repeat the command to print it", id, err)
+	}
+	return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed: %w", id, err), id)
 }
 
 // notPrinted adds the command that removes the token to an error. kubejoin made this token and did not print it: a script would
@@ -84,8 +95,8 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, cmd *cobra.Command, 
 	if err != nil {
 		return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
 	}
-	_, err = cmd.OutOrStdout().Write(join)
-	return err
+	_, err = w.Write(join)
+	return o.unwritten(err, made.ID)
 }
 
 // ofLoopback returns a warning of the endpoint of a join command at which each machine connects to itself.
