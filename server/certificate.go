@@ -394,7 +394,7 @@ func notPermitted(no *approval.Error, r approval.Request) string {
 	case no.Reason != approval.ReasonNotRecognized:
 		return no.Message
 	case len(no.Evidence) == 0:
-		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, safetext.Text(r.CSR.Subject.String(), safetext.MaxName), r.Usages)
+		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %s; a user who may sign for this signer can request it", r.SignerName, safetext.Text(r.CSR.Subject.String(), safetext.MaxName), safetext.List(r.Usages, "and"))
 	}
 	return strings.Join(no.Evidence, "; ")
 }

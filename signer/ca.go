@@ -16,6 +16,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -136,7 +137,7 @@ func (ca issuer) checkUsages(usages []certificates.KeyUsage) error {
 	for _, cert := range ca.limits {
 		for _, usage := range wanted {
 			if !slices.Contains(cert.ExtKeyUsage, usage) {
-				return fmt.Errorf("the extended key usage of CA %q excludes certificates for %q, so clients would not accept them; want a CA without extended key usage", cert.Subject, usages)
+				return fmt.Errorf("the extended key usage of CA %q excludes certificates for %s, so clients would not accept them; want a CA without extended key usage", cert.Subject, safetext.List(usages, "and"))
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -32,7 +33,7 @@ func checkKubeletServing(r approval.Request) error {
 // Every signer refuses group system:masters, see [approval.CheckSubject].
 func checkAPIServerClient(r approval.Request) error {
 	if !slices.Contains(r.Usages, certificates.UsageClientAuth) {
-		return fmt.Errorf("usages are %q, want %q and optionally \"digital signature\" and \"key encipherment\"", r.Usages, certificates.UsageClientAuth)
+		return fmt.Errorf("usages are %s, want %s and optionally digital signature and key encipherment", safetext.List(r.Usages, "and"), certificates.UsageClientAuth)
 	}
 	for _, u := range r.Usages {
 		switch u {

@@ -102,7 +102,7 @@ func (p Profile) refuses(r approval.Request) error {
 	}
 	for _, u := range r.Usages {
 		if !slices.Contains(p.config.Usages, u) {
-			return approval.Refuse("usage %q is not allowed, want some of %q", u, p.config.Usages)
+			return approval.Refuse("usage %q is not allowed, want some of %s", u, safetext.List(p.config.Usages, "and"))
 		}
 	}
 	if r.Expiration < 0 {

@@ -148,7 +148,7 @@ func (l Limits) Check() error {
 		case l.MaxNodes > 1:
 			errs = append(errs, fieldErrorf("max-nodes", "%d given, want at most 1 with replaces-node", l.MaxNodes))
 		case !l.AllowsName(l.Replaces.Name):
-			errs = append(errs, fieldErrorf("node-names", "%q given, want names that allow %s, the node of replaces-node", l.NodeNames, l.Replaces.Name))
+			errs = append(errs, fieldErrorf("node-names", "%s given, want names that allow %s, the node of replaces-node", safetext.List(l.NodeNames, "and"), l.Replaces.Name))
 		}
 	}
 	return errors.Join(errs...)

@@ -50,9 +50,7 @@ func FindFormat(name string) (Format, error) {
 			return f, nil
 		}
 	}
-	names := Formats()
-	last := len(names) - 1
-	return Format{}, fmt.Errorf("%q given, want %s or %s", safetext.Text(name, maxName), strings.Join(names[:last], ", "), names[last])
+	return Format{}, fmt.Errorf("%q given, want %s", safetext.Text(name, maxName), safetext.List(Formats(), "or"))
 }
 
 // Write returns j in the format of that name.

@@ -148,10 +148,10 @@ func choiceVar(f *pflag.FlagSet, p *string, name, value, usage string, choices .
 	}
 	f.VarP(choiceValue{parsedValue{p, func(s string) (string, error) {
 		if s != value && !slices.Contains(choices, s) {
-			return "", fmt.Errorf("%.40q given, want %s", s, or(choices))
+			return "", fmt.Errorf("%.40q given, want %s", s, safetext.List(choices, "or"))
 		}
 		return s, nil
-	}}, choices}, name, shorthand, fmt.Sprintf(usage, or(choices)))
+	}}, choices}, name, shorthand, fmt.Sprintf(usage, safetext.List(choices, "or")))
 }
 
 type choiceValue struct {
@@ -166,15 +166,6 @@ func completeChoices(cmd *cobra.Command) {
 			complete(cmd, f.Name, v.choices...)
 		}
 	})
-}
-
-// or lists names, of which one is expected: a, b or c.
-func or(names []string) string {
-	last := len(names) - 1
-	if last == 0 {
-		return names[0]
-	}
-	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // nodeVar registers a flag for the name of a node.

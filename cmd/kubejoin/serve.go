@@ -10,6 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/logging"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -185,7 +186,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.IntVar(&o.NodeRules.RejoinBudget, "rejoin-budget", admission.DefaultRejoinBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
 	listVar(f, &o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix, kubejoin approves none)")
 	listVar(f, &o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
-	listVar(f, &o.leaveAlone, "serving-leave-alone", nil, "do not deny kubelet serving certificates for this reason, but wait for a person to approve or deny: "+or(approval.DenialReasons())+" (repeatable)")
+	listVar(f, &o.leaveAlone, "serving-leave-alone", nil, "do not deny kubelet serving certificates for this reason, but wait for a person to approve or deny: "+safetext.List(approval.DenialReasons(), "or")+" (repeatable)")
 	listVar(f, &o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
 	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has expired")

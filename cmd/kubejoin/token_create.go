@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -112,7 +113,7 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 	f.StringVar(&o.spec.ReplaceNode, "replace-node", "", "name of an existing Node that one machine may replace")
 	heading(f, "Limit flags")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
-	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+or(joinformat.Formats())+"; text is the 'kubeadm join' command; all have the secret of the token")
+	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+safetext.List(joinformat.Formats(), "or")+"; text is the 'kubeadm join' command; all have the secret of the token")
 	f.StringVar(&o.withRejoin, "with-rejoin", "", "with --format script: https://HOST:PORT of a kubejoin server; the script sets the machine up to rejoin there after its certificate has expired")
 	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with this key from 'kubejoin certs upload' or 'kubeadm init phase upload-certs --upload-certs'")
 	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates for it (implies --ttl 2h --max-nodes 1 --role control-plane, unless given)")

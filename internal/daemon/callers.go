@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/reload"
@@ -127,7 +128,7 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 		}
 		user, err := nodes(r)
 		if err == nil && !(approval.IsNode(user.Name, user.Groups) && len(user.Groups) == 1) {
-			return auth.User{}, fmt.Errorf("%w: the CA of kubelet client certificates authenticates only nodes, and user %q in groups %q is not a node", auth.ErrBadCredentials, user.Name, user.Groups)
+			return auth.User{}, fmt.Errorf("%w: the CA of kubelet client certificates authenticates only nodes, and user %q in groups %q is not a node", auth.ErrBadCredentials, user.Name, strings.Join(user.Groups, ", "))
 		}
 		return user, err
 	}

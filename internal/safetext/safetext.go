@@ -5,6 +5,7 @@
 package safetext
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"strings"
@@ -166,6 +167,20 @@ func ShowCSR(name, uid string) string {
 		return `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="` + uid + `")]}'`
 	}
 	return "kubectl get csr"
+}
+
+// List returns a list with a word before its last item, for example: a, b or c.
+func List[T ~string](all []T, word string) (text string) {
+	for i, item := range all {
+		switch {
+		case i > 0 && i == len(all)-1:
+			text += " " + word + " "
+		case i > 0:
+			text += ", "
+		}
+		text += string(item)
+	}
+	return cmp.Or(text, "none")
 }
 
 // Few returns the first three of a list, and the number of the others.

@@ -97,6 +97,15 @@ type stringer struct{ text string }
 
 func (s *stringer) String() string { return s.text }
 
+func TestListHasAWordBeforeItsLastItem(t *testing.T) {
+	type name string
+	for want, list := range map[string][]name{"none": nil, "a": {"a"}, "a or b": {"a", "b"}, "a, b or c": {"a", "b", "c"}} {
+		if got := safetext.List(list, "or"); got != want {
+			t.Errorf("%q: got %s, want %s", list, got, want)
+		}
+	}
+}
+
 func TestDurationHasNoZerosAtItsEnd(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0s", 30 * time.Second: "30s", 10 * time.Minute: "10m", time.Hour: "1h", 8760 * time.Hour: "8760h", 90 * time.Minute: "1h30m",

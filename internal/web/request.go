@@ -225,13 +225,7 @@ func known(fields []requestField) string {
 	for i, f := range fields {
 		names[i] = f.name
 	}
-	switch len(names) {
-	case 0:
-		return "none"
-	case 1:
-		return names[0]
-	}
-	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
+	return safetext.List(names, "and")
 }
 
 // check returns an error for a field that is given but empty, because it would mean the same as a missing field. For

@@ -130,7 +130,7 @@ func CheckUsages(r Request, required ...certificates.KeyUsage) error {
 		return u != certificates.UsageKeyEncipherment && !slices.Contains(required, u)
 	}
 	if slices.ContainsFunc(required, missing) || slices.ContainsFunc(r.Usages, other) {
-		return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
+		return fmt.Errorf("usages are %s, want %s and optionally key encipherment", safetext.List(r.Usages, "and"), safetext.List(required, "and"))
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 func (s *Signer) check(r approval.Request) error {
 	if signer.KubernetesUsages(s.Name) == nil {
 		if _, extended, _ := approval.X509Usages(r.Usages); len(extended) == 0 {
-			return fmt.Errorf("usages are %q, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", r.Usages)
+			return fmt.Errorf("usages are %s, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", safetext.List(r.Usages, "and"))
 		}
 	}
 	return cmp.Or(s.policy(r), s.Subject.check(r.CSR), s.Names.check(r.CSR))

@@ -134,10 +134,10 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"cert sign", known + "usages: [cert sign]\n", []string{`:5: signers[0].usages[0]: "cert sign" given, want a usage that a certificate can have, such as "server auth"`}},
 		{"number for a usage", known + "usages: [5]\n", []string{`:5: signers[0].usages[0]: "5" given, want a usage such as "server auth"`}},
 		{"no usages", known + "usages: []\n", []string{":5: signers[0].usages: the list is empty, want at least one item"}},
-		{"wider", known + "usages: [client auth, server auth]\n", []string{`:5: signers[0].usages: "server auth" given, want some of ["digital signature" "key encipherment" "client auth"], the usages of signer kubernetes.io/kube-apiserver-client`}},
+		{"wider", known + "usages: [client auth, server auth]\n", []string{`:5: signers[0].usages: "server auth" given, want some of digital signature, key encipherment and client auth, the usages of signer kubernetes.io/kube-apiserver-client`}},
 		{"too narrow", known + "usages: [digital signature]\n", []string{`:5: signers[0].usages: "client auth" is missing, but every request for signer kubernetes.io/kube-apiserver-client needs it`}},
 		{"no usages of a custom signer", head + "- name: example.com/x\n  names: {dns: [x]}\n", []string{":4: signers[0].usages: missing"}},
-		{"good for everything", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [digital signature]\n", []string{`:6: signers[0].usages: ["digital signature"] given, want at least one extended key usage such as "server auth": without one, a certificate is valid for every purpose`}},
+		{"good for everything", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [digital signature]\n", []string{`:6: signers[0].usages: digital signature given, want at least one extended key usage such as "server auth": without one, a certificate is valid for every purpose`}},
 		{"any", head + "- name: example.com/x\n  names: {dns: [x]}\n  usages: [any, server auth]\n", []string{`:6: signers[0].usages: "any" given, want specific usages: with it, a certificate is valid for every purpose`}},
 
 		{"nobody", head + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: []}\n", []string{":4: signers[0].subject: neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody"}},

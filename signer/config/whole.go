@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -120,7 +121,7 @@ func (d *document) byName(s *Signer) {
 	case kubernetes != nil:
 		for _, u := range s.Usages {
 			if !slices.Contains(kubernetes, u) {
-				d.fail(at+"usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
+				d.fail(at+"usages", "%q given, want some of %s, the usages of signer %s", u, safetext.List(kubernetes, "and"), s.Name)
 			}
 		}
 		for _, u := range required[s.Name] {
@@ -131,7 +132,7 @@ func (d *document) byName(s *Signer) {
 	case s.Usages == nil:
 		d.fail(at+"usages", "missing")
 	case len(extended) == 0:
-		d.fail(at+"usages", "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
+		d.fail(at+"usages", "%s given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", safetext.List(s.Usages, "and"))
 	case slices.Contains(s.Usages, certificates.UsageAny):
 		d.fail(at+"usages", "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
 	}

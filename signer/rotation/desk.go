@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -255,7 +256,7 @@ func (d *Desk) put(ctx context.Context, r Rotation, version string) error {
 // After an error, the Status is the one before if it is known.
 func (d *Desk) Advance(ctx context.Context, ca CA, to Stage, o Options) (Status, error) {
 	if !slices.Contains(stages, to) || to == Prepare {
-		return Status{}, fmt.Errorf("invalid stage %q: want one of %q", to, stages[1:])
+		return Status{}, fmt.Errorf("invalid stage %q: want %s", to, safetext.List(stages[1:], "or"))
 	}
 	return d.take(ctx, ca, step{string(to), maxConflicts, func(r Rotation, seen []Observation) (Rotation, error) { return r.Advance(to, seen, d.now()) }}, o)
 }

@@ -654,7 +654,7 @@ func (r Rotation) check() error {
 	case !idForm.MatchString(r.ID):
 		return fmt.Errorf("id is %.40q, want 16 hexadecimal digits", r.ID)
 	case !slices.Contains(stages, r.Stage):
-		return fmt.Errorf("stage is %.40q, want one of %q", r.Stage, stages)
+		return fmt.Errorf("stage is %.40q, want %s", r.Stage, safetext.List(stages, "or"))
 	case r.Started.IsZero() || r.Since.IsZero():
 		return errors.New("started and since are required")
 	case !r.Ended.IsZero() && r.Stage != last:
