@@ -5,18 +5,19 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/manifest"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // ownUser is the user of kubejoin in deploy/manifests.
@@ -159,18 +160,18 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 // kubeconfigExpiry returns when the client certificate in a kubeconfig expires, and a notice if the pod would not work
 // or would have more rights than it needs. Both are empty for a kubeconfig without a certificate.
 func kubeconfigExpiry(file string) (expires, notice string, err error) {
-	config, err := clientcmd.LoadFromFile(file)
+	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Sprintf("there is no %s on this machine yet; create it: (umask 077; kubeadm kubeconfig user --client-name %s > %s)", file, ownUser, safetext.Quote(file)), nil
 	}
 	if err != nil {
 		return "", "", err
 	}
-	current, found := config.Contexts[config.CurrentContext]
-	if !found || config.AuthInfos[current.AuthInfo] == nil {
-		return "", "", fmt.Errorf("%s has no user in its current context", file)
+	config, err := credentials.ParseKubeconfig(content)
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", file, err)
 	}
-	data := config.AuthInfos[current.AuthInfo].ClientCertificateData
+	data := config.User.ClientCertificateData
 	if len(data) == 0 {
 		return "", "", nil
 	}

@@ -20,7 +20,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/internal/yamldoc"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,13 +166,12 @@ func (o Checker) Check(ctx context.Context, file string) (KubeconfigReport, erro
 // parse reads the current context. It returns false if nothing more can be checked. It does not show errors of the
 // YAML parser, because they may contain parts of the file.
 func (c *checking) parse(content []byte) bool {
-	config, err := clientcmd.Load(content)
-	if err != nil || len(config.Clusters)+len(config.AuthInfos)+len(config.Contexts) == 0 {
-		c.find("malformed", remedyNew, "the file is not a kubeconfig")
-		return false
+	config, err := decode(content)
+	if err == nil && len(config.Clusters)+len(config.AuthInfos)+len(config.Contexts) == 0 {
+		err = errors.New("the file is not a kubeconfig")
 	}
-	if err := yamldoc.Only(content); err != nil {
-		c.find("malformed", remedyNew, "%v; clients read the first", err)
+	if err != nil {
+		c.find("malformed", remedyNew, "%v", err)
 		return false
 	}
 	if config.CurrentContext == "" {

@@ -1,9 +1,9 @@
 package credentials_test
 
 import (
-	"context"
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -135,7 +135,7 @@ func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "pki/ca.crt", pemOf(ca))
 	write(t, dir, "admin.conf", []byte("{"))
-	if list := must.Value(credentials.KubeadmFiles{Dir: dir}.Check(t.Context()))(t); !strings.HasSuffix(list[0].Problem, "admin.conf: want a kubeconfig") {
+	if list := must.Value(credentials.KubeadmFiles{Dir: dir}.Check(t.Context()))(t); !strings.HasSuffix(list[0].Problem, "admin.conf: want a kubeconfig: YAML with kind Config") {
 		t.Errorf("got %q, want the problem of List", list[0].Problem)
 	}
 	if _, err := (credentials.KubeadmFiles{Dir: t.TempDir()}).Check(t.Context()); err == nil {

@@ -3,6 +3,7 @@ package credentials
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
@@ -18,8 +19,8 @@ func LoadConfig(rules *clientcmd.ClientConfigLoadingRules, context string) (*res
 		source, files = "$"+clientcmd.RecommendedConfigPathEnvVar, rules.Precedence
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		err = without(files)
+	if faults := faultsOf(files, rules.ExplicitPath != "", clientcmd.IsEmptyConfig(err)); faults != nil {
+		err = faults // the errors of client-go name Go types, parts of the file and another variable
 	}
 	if err == nil {
 		err = CheckConfig(config)
@@ -30,18 +31,29 @@ func LoadConfig(rules *clientcmd.ClientConfigLoadingRules, context string) (*res
 	return config, nil
 }
 
-// without returns the error for files in which client-go found no cluster. The error of client-go would name a
-// variable that is not used.
-func without(files []string) error {
+// faultsOf returns the faults of files. A missing file is one if the user named it. With empty set, client-go found no cluster
+// in all the files, so that each has a fault.
+func faultsOf(files []string, named, empty bool) error {
 	var errs []error
 	for _, file := range files {
-		fault := "the file has no current context, or no cluster for it"
-		if info, err := os.Stat(file); err != nil {
-			fault = "there is no such file"
-		} else if info.Size() == 0 {
-			fault = "the file is empty"
+		content, err := os.ReadFile(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && (named || empty):
+			err = errors.New("there is no such file")
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			err = errors.Unwrap(err) // without the name of the system call
+		case len(content) == 0 && empty:
+			err = errors.New("the file is empty")
+		default:
+			if _, err = decode(content); err == nil && empty {
+				err = errors.New("the file has no current context, or no cluster for it")
+			}
 		}
-		errs = append(errs, fmt.Errorf("%s: %s", file, fault))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", file, err))
+		}
 	}
 	return errors.Join(errs...)
 }

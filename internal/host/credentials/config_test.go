@@ -17,11 +17,17 @@ func TestLoadConfigNamesSourceFileAndFault(t *testing.T) {
 	empty, other, missing := filepath.Join(t.TempDir(), "empty"), filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "missing")
 	must.OK(t, os.WriteFile(empty, nil, 0o600))
 	must.OK(t, os.WriteFile(other, []byte("apiVersion: v1\nkind: Config\n"), 0o600))
+	malformed, two := filepath.Join(t.TempDir(), "malformed"), filepath.Join(t.TempDir(), "two")
+	must.OK(t, os.WriteFile(malformed, []byte("apiVersion: v1\nkind: Config\nusers: {secret-0123456789: a}\n"), 0o600))
+	must.OK(t, os.WriteFile(two, []byte("apiVersion: v1\nkind: Config\n---\nkind: Config\n"), 0o600))
 	for files, want := range map[string][]string{
-		missing:               {missing + ": there is no such file"},
-		empty:                 {empty + ": the file is empty"},
-		other:                 {other + ": the file has no current context, or no cluster for it"},
-		missing + ":" + empty: {missing + ": there is no such file", empty + ": the file is empty"},
+		missing + ":" + malformed: {malformed + ": want a kubeconfig: YAML with kind Config"},
+		two:                       {two + ": more than one YAML document given"},
+		filepath.Dir(empty):       {filepath.Dir(empty) + ": is a directory"},
+		missing:                   {missing + ": there is no such file"},
+		empty:                     {empty + ": the file is empty"},
+		other:                     {other + ": the file has no current context, or no cluster for it"},
+		missing + ":" + empty:     {missing + ": there is no such file", empty + ": the file is empty"},
 	} {
 		t.Setenv("KUBECONFIG", files)
 		_, err := credentials.LoadConfig(clientcmd.NewDefaultClientConfigLoadingRules(), "")
@@ -31,7 +37,9 @@ func TestLoadConfigNamesSourceFileAndFault(t *testing.T) {
 			}
 		}
 	}
-	if _, err := credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: empty}, ""); err == nil || err.Error() != "--kubeconfig: "+empty+": the file is empty" {
-		t.Errorf("got %v, want the flag and the file", err)
+	for file, want := range map[string]string{empty: "the file is empty", missing: "there is no such file"} {
+		if _, err := credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, ""); err == nil || err.Error() != "--kubeconfig: "+file+": "+want {
+			t.Errorf("got %v, want the flag and the file", err)
+		}
 	}
 }

@@ -217,12 +217,18 @@ type Kubeconfig struct {
 	User    *clientcmdapi.AuthInfo
 }
 
+// decode decodes a kubeconfig. Its errors quote nothing from the file, which may contain secrets.
+func decode(content []byte) (*clientcmdapi.Config, error) {
+	config, err := clientcmd.Load(content)
+	if err != nil {
+		return nil, errors.New("want a kubeconfig: YAML with kind Config")
+	}
+	return config, yamldoc.Only(content)
+}
+
 // ParseKubeconfig parses a kubeconfig. Its errors quote nothing from the file, which may contain secrets.
 func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
-	if k.Config, err = clientcmd.Load(content); err != nil {
-		return k, errors.New("want a kubeconfig")
-	}
-	if err := yamldoc.Only(content); err != nil {
+	if k.Config, err = decode(content); err != nil {
 		return k, err
 	}
 	if at := k.Contexts[k.CurrentContext]; at != nil {
