@@ -139,8 +139,8 @@ func (s *service) signerProcess(o remote.Config, c *clusterCA) (*remote.Client, 
 		return time.Time{}, err
 	}}
 	s.goBackground(ping.Run)
-	s.check("signer-process", func(context.Context) error {
-		if client.Err() != nil {
+	s.check("signer-process", func(ctx context.Context) error {
+		if _, err := client.Ping(ctx, c.Get().Bundle()); err != nil {
 			return api.Notice("the signer process of --cluster-signing-key-url cannot sign now, and requests wait; see the log")
 		}
 		return nil
@@ -176,7 +176,14 @@ func sampleHosts(scope approval.ServingScope) []string {
 // keepBundle keeps the CA certificates in DataDir up to date, for clients of kubejoin.
 func (s *service) keepBundle(ca *clusterCA) error {
 	file := datadir.Dir(s.options.DataDir).Path(datadir.Bundle)
-	if err := ca.follow(func(ca *signer.CA) error { return atomicfile.Write(file, ca.BundlePEM()) }); err != nil {
+	err := ca.follow(func(ca *signer.CA) error {
+		r, err := atomicfile.Prepare(file)
+		if err != nil {
+			return err
+		}
+		return r.Write(ca.BundlePEM(), 0o644) // public, and often copied with its mode
+	})
+	if err != nil {
 		return fmt.Errorf("CA for clients: %w", err)
 	}
 	return nil

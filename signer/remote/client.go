@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
@@ -91,7 +90,6 @@ type Client struct {
 	http     *http.Client
 	log      *slog.Logger
 	requests *prometheus.CounterVec
-	failure  atomic.Pointer[error]
 }
 
 var _ signer.Remote = (*Client)(nil)
@@ -185,14 +183,8 @@ func (c *Client) Discarded(o signer.Order, why error) {
 }
 
 // Ping returns the certificate with which the signer process signs. It returns an error if the signer process does not
-// respond, or signs with a CA that is not one of these. [Client.Err] returns the same error until the next Ping.
+// respond, or signs with a CA that is not one of these.
 func (c *Client) Ping(ctx context.Context, cas []*x509.Certificate) (*x509.Certificate, error) {
-	signs, err := c.ping(ctx, cas)
-	c.failure.Store(&err)
-	return signs, err
-}
-
-func (c *Client) ping(ctx context.Context, cas []*x509.Certificate) (*x509.Certificate, error) {
 	content, err := c.do(ctx, http.MethodGet, CAPath, nil)
 	if err != nil {
 		return nil, err
@@ -205,14 +197,6 @@ func (c *Client) ping(ctx context.Context, cas []*x509.Certificate) (*x509.Certi
 		return nil, fmt.Errorf("the signer process signs with CA %q, serial number %x, which is not among the %d CAs here: add it to --cluster-signing-cert-file", certs[0].Subject, certs[0].SerialNumber, len(cas))
 	}
 	return certs[0], nil
-}
-
-// Err returns the error of the last Ping, or nil.
-func (c *Client) Err() error {
-	if err := c.failure.Load(); err != nil {
-		return *err
-	}
-	return nil
 }
 
 // do sends a request and returns the body of the response.

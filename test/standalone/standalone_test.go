@@ -87,7 +87,14 @@ func TestStandaloneKeepsStateAcrossRestart(t *testing.T) {
 	before := readAll(t, dataDir, "ca.pem", "operators.csv", "ca.crt")
 	for _, name := range []string{"ca.pem", "ca.crt", "curlrc", "operators.csv", "kubejoin.db", "."} {
 		info := must.Value(os.Stat(filepath.Join(dataDir, name)))(t)
-		if want := map[bool]os.FileMode{true: 0o700, false: 0o600}[info.IsDir()]; info.Mode().Perm() != want {
+		want := os.FileMode(0o600)
+		switch name {
+		case ".":
+			want = 0o700
+		case "ca.crt":
+			want = 0o644
+		}
+		if info.Mode().Perm() != want {
 			t.Errorf("%s has mode %o, want %o", name, info.Mode().Perm(), want)
 		}
 	}
