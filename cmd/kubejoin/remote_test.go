@@ -151,7 +151,7 @@ func TestTokensOfCluster(t *testing.T) {
 	kube.run("token", "list", "--show-secrets", "-o", "csv").ok().has(own.Reveal() + ",system:bootstrap:" + own.ID() + `,,"system:bootstrappers,` + tokens.DefaultGroup + `"`)
 
 	// The limits are on the Secret. Without a running kubejoin there is a warning.
-	const noKubejoin = "no kubejoin runs on this cluster (there is no Lease kubejoin-system/kubejoin)"
+	const noKubejoin = "no kubejoin is known to run on this cluster (there is no Lease kubejoin-system/kubejoin): if none runs with --leader-elect=false, start one"
 	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(noKubejoin).token()
 	secret := must.Value(secrets.Get(ctx, "bootstrap-token-"+limited.ID(), metav1.GetOptions{}))(t)
 	for key, want := range map[string]string{"max-nodes": "2", "node-names": "worker-*", "certificate-duration": "48h0m0s"} {

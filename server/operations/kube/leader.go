@@ -79,7 +79,7 @@ func (s signerState) warning() tokenwarning.Warning {
 	if !s.known || s.holder() != "" {
 		return tokenwarning.None
 	}
-	return tokenwarning.Limits(fmt.Sprintf("and no kubejoin runs on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why()))
+	return tokenwarning.Limits(fmt.Sprintf("and no kubejoin is known to run on this cluster (%s): if none runs with --leader-elect=false, start one with 'kubejoin serve --kubeconfig FILE'", s.why()))
 }
 
 func (s signerState) signedBy() string {
