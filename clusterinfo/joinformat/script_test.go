@@ -624,6 +624,28 @@ func mustBytes(t *testing.T, form func() ([]byte, error)) string {
 	return string(content)
 }
 
+// Catches a proxy rule of the script's own: it took a range in no_proxy, which curl reads since 7.86, for a name.
+func TestDiagnoseAsksCurlForTheProxy(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	for env, want := range map[string]string{
+		"":                                  "\nok       proxy: there is none for 127.0.0.1\n",
+		"no_proxy=127.0.0.0/8":              "\nok       proxy: there is none for 127.0.0.1\n",
+		"NO_PROXY=example.com, 127.0.0.1":   "\nok       proxy: there is none for 127.0.0.1\n",
+		"no_proxy=10.0.0.0/8,*.0.0.1,0.0.1": "\nwarning  proxy: https_proxy or all_proxy is set, and no_proxy does not have 127.0.0.1; ",
+	} {
+		m := newMachine(t, joinOf(t, s, ca))
+		m.kubeadm(t, 0)
+		if env != "" {
+			m.env = append(m.env, env, "https_proxy=http://127.0.0.1:1")
+		}
+		if output, _ := m.run(t, "--diagnose"); !strings.Contains(output, want) {
+			t.Errorf("%s: want %s in\n%s", env, want, output)
+		}
+	}
+}
+
 // The server in cluster-info becomes an argument of curl and a part of the output.
 func TestDiagnoseReportsInvalidServer(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")

@@ -446,10 +446,11 @@ check_clock() {
 
 check_cluster() {
     host=${endpoint%:*}
-    case ${https_proxy-}${HTTPS_PROXY-}${all_proxy-}${ALL_PROXY-}:,${no_proxy-},${NO_PROXY-}, in
-    :* | *,"$host",* | *,"${host#*.}",* | *,".${host#*.}",* | *,'*',*) report ok proxy "there is none for $host" ;;
-    *) report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\$no_proxy,$host\"" ;;
-    esac
+    if curl -qsvm 1 -o /dev/null "https://$endpoint" 2>&1 | grep -qiE 'env variable (https|all)_proxy'; then
+        report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\$no_proxy,$host\""
+    else
+        report ok proxy "there is none for $host"
+    fi
     fetch "$tmp/untrusted" "$cluster_info" --insecure || :
     reach endpoint "$endpoint" || return 0
     [ "$curl" = 0 ] || { tls endpoint "$endpoint" || return 0; }
