@@ -109,6 +109,7 @@ END
 kubeadm token create abcdef.0123456789abcdef
 `,
 	"docs/tokens.md": `
+echo 127.0.0.1 join.example.com >> /etc/hosts
 kubectl create -f - <<END
 {apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
 END
@@ -122,6 +123,13 @@ END
 
 // after are shell commands that check what the commands of a page have done.
 var after = map[string]string{
+	// The vendor's token gives the names that it should, and nothing else.
+	"docs/tokens.md": `
+openssl verify -CAfile ca.crt vendor-1.crt
+openssl req -new -key vendor-1.key -subj /O=system:nodes/CN=system:node:vendor-3 -out vendor-3.csr
+test "$(curl -sS -K curlrc -o /dev/null -w '%{http_code}' --data-binary @vendor-3.csr https://join.example.com:9443/v1/certificate)" = 403
+test "$(curl -sS -K curlrc -o /dev/null -w '%{http_code}' https://join.example.com:9443/v1/token)" = 401
+`,
 	"docs/library.md": "kill -0 $! # embed-server still runs\n",
 	"docs/ca.md":      "test $(grep -c BEGIN kubejoin-data/ca.crt) = 1 && ! cmp kubejoin-data/ca.crt old.crt\n",
 	// It catches a way back after which kube-controller-manager does not work.
