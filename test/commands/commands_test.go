@@ -21,6 +21,7 @@ var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
 	"docs/library.md":         true,
+	"docs/rejoin.md":          true,
 	"docs/revocation.md":      true,
 	"docs/tokens.md":          true,
 	"docs/troubleshooting.md": true,
@@ -101,6 +102,11 @@ kubelet() {
 kubelet &> kubelet.log &
 kubectl -n kube-system wait --for=create pod/kube-controller-manager --timeout=60s
 (kubejoin doctor || true) | grep kcm-signs # otherwise the page waits for nothing
+`,
+	"docs/rejoin.md": `
+kubectl create -f - <<END
+{apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
+END
 `,
 	"docs/revocation.md": `
 kubectl create -f - <<END
