@@ -47,10 +47,10 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 		status: map[string]int{"/v1/explain": 404, "/v1/explain/NODE": 404},
 	}).prepare}
 	every := func(string) bool { return true }
-	w.all(t, readTable(t, "docs/http-api.md", "other audience").only(callers), every)
+	w.all(t, readAccess(t, "docs/http-api.md", callers), every)
 	w.prepare = func(t *testing.T, route, _ string, _ bool) (path, contentType, body string, status int) {
 		return kubeadmRequest(t, route)
 	}
-	w.all(t, readTable(t, "docs/credentials.md", "other audience").only(callers), every)
+	w.all(t, readAccess(t, "docs/credentials.md", callers), every)
 	p.CheckSecrets(t)
 }

@@ -40,12 +40,6 @@ func kubeadmRequest(t *testing.T, route string) (path, contentType, body string,
 	return path + "&usages=digital+signature,key+encipherment,client+auth", "application/pkcs10", request, 200
 }
 
-// only returns the table without the columns of callers that a site does not have.
-func (in table) only(callers map[string][]caller) table {
-	in.columns = slices.DeleteFunc(slices.Clone(in.columns), func(column string) bool { return len(callers[column]) == 0 && column != "permission" })
-	return in
-}
-
 // kubeadmSigners writes a configuration with the signers for certificates of kubeadm into the folder of their CAs.
 func kubeadmSigners(t *testing.T, dir string) (file string) {
 	t.Helper()
@@ -86,7 +80,7 @@ func checkControlPlanes(t *testing.T, s *harness.Site, w tableCheck) {
 		}
 		return kubeadmRequest(t, route)
 	}
-	uploads, signers := readTable(t, "docs/control-planes.md", "other audience"), readTable(t, "docs/credentials.md", "other audience")
+	uploads, signers := readAccess(t, "docs/control-planes.md", w.callers), readAccess(t, "docs/credentials.md", w.callers)
 	for _, first := range []struct{ who, route string }{{"control-plane-issuer", uploads.rows[0]}, {"kubeadm-signer", signers.rows[0]}} {
 		harness.Wait(t, "the rights of "+first.who, func() error {
 			path, contentType, body, want := w.prepare(t, first.route, "", true)
