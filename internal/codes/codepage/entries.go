@@ -115,7 +115,7 @@ var events = []Entry{
 	on("request", codes.SigningFailed, "signing or writing failed; kubejoin retries, at most 15 s apart", "read the message"),
 	on("request", codes.ApprovalFailed, "kubejoin could not write its decision; it retries", "check RBAC and admission policies"),
 	on("request", codes.SignedByOther, "another signer wrote the certificate", otherSigner),
-	on("request", codes.AnotherKey, "a kubelet started over, or another machine uses name and token", "`kubejoin claim list`"),
+	on("request", codes.AnotherKey, "a kubelet made a new key, or another machine uses the same name and token", "`kubejoin claim list`"),
 	on("request", codes.SharedNodeName, "a certificate of this name with another key is still valid", "docs/security.md#two-certificates-of-one-node-name"),
 	on("Node", codes.CertificateRenewed, "`kubejoin host apply` renewed a certificate of the host", ""),
 	on("Node", codes.Rejoined, "the machine came back with an expired certificate or a bound key", "look at a machine that you do not expect"),

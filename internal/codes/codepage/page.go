@@ -23,17 +23,18 @@ type section struct {
 var sections = []section{
 	{Problem, "Problem types", "type", "status", "meaning",
 		"Errors of the [HTTPS API](http-api.md) have these types, after `https://kubejoin.io/problems/`. A type never changes."},
-	{Reason, "Reasons", "reason", "verdict", "cause", `These are reasons of the condition on a CertificateSigningRequest, of Events, of problems of ` + "`POST /v1/certificate`" + `, of
-the issuance record and of ` + "`kubejoin explain --csr`" + `. The verdict says what kubejoin does:
+	{Reason, "Reasons", "reason", "verdict", "cause", `The same reasons appear in the condition of a CertificateSigningRequest, in Events, in problems of
+` + "`POST /v1/certificate`, in the issuance record and in `kubejoin explain --csr`" + `. The verdict says what kubejoin does:
 
-- **denied**: no certificate, ever. The condition is ` + "`Denied` if kubejoin decides, and `Failed`" + ` if someone else
-  approved and kubejoin signs. Over HTTPS it is 403 ` + "`certificate-refused`" + `.
-- **denied over HTTPS**: the same. For an object, the API server checks this before the object exists.
+- **denied**: kubejoin never issues a certificate for this request. The condition is ` + "`Denied`" + ` if kubejoin decides.
+  It is ` + "`Failed`" + ` if someone else approved and kubejoin signs. Over HTTPS it is 403 ` + "`certificate-refused`" + `.
+- **denied over HTTPS**: kubejoin never issues a certificate over HTTPS. The API server makes the same check before it
+  creates a CertificateSigningRequest.
 - **not approved**: kubejoin leaves the request to people and other approvers. Over HTTPS it is 403
   ` + "`certificate-not-permitted`, or `forbidden` for a user without the permission to `sign`" + `.
-- **waits**: kubejoin decides again until an hour after the creation of the request; by then the kubelet sends another
-  one. It is a day for ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `. Over HTTPS it
-  is 503 ` + "`certificate-waits`" + `.
+- **waits**: for an hour after the creation of the request, kubejoin decides again and again. By then, the kubelet sends
+  another request. With ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `, kubejoin decides
+  again for a day. Over HTTPS it is 503 ` + "`certificate-waits`" + `.
 - **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
   ` + "`kubejoin_rejoins_total`" + ` have the reason.
 
@@ -43,12 +44,13 @@ the machine of a name works.`},
 	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
 		"The same [reasons](#reasons) appear in conditions, and in Events on requests and Nodes. Such an Event has type\n" +
 		codes.Refused("").Type() + " if the request was denied, has failed or is no longer retried, and " + codes.Undecided("").Type() + " if it may still be granted.\n\n" +
-		"Standalone there are no Events. Any node can write an Event that looks like kubejoin's; its log cannot be forged so."},
+		"Standalone there are no Events. Any node can write an Event that looks like one of kubejoin, but no node\n" +
+		"can write into kubejoin's log."},
 	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A check exists only where kubejoin\n" +
 		"runs that part. The last valid files stay in use if new ones are unusable."},
 	{Exit, "Exit codes", "exit code", "command", "meaning", ""},
-	{Alert, "Alerts", "alert", "severity", "fires when", "[rules.yaml](../deploy/chart/kubejoin/files/rules.yaml) has the rules for Prometheus. Critical ones are for a pager:\n" +
-		"machines cannot join, or nodes will be lost."},
+	{Alert, "Alerts", "alert", "severity", "fires when", "[rules.yaml](../deploy/chart/kubejoin/files/rules.yaml) has the rules for Prometheus. Critical alerts are for a pager:\n" +
+		"they fire when machines cannot join, or nodes will be lost."},
 	{Finding, "Findings of doctor", "finding", "severity", "meaning", "`kubejoin doctor` prints the command for your cluster with each finding."},
 	{Diagnose, "Checks of diagnose", "check", "", "finds", "`sh join.sh --diagnose` makes these [on a machine](diagnose.md)."},
 	{StartError, "Errors at start", "message has", "exit code", "cause", "`kubejoin serve` names the flag and the file before the message. Without an API server it starts, logs warnings, and\n" +
