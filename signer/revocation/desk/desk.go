@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -242,23 +243,21 @@ func (d *Revoker) entryOf(ctx context.Context, r Order) (e revocation.Entry, err
 
 // tokenWarnings warns of each token that admitted a node and still admits machines. issued has certificates of the node.
 func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate) (warnings []string) {
-	claim, working, err := d.workingTokens(ctx, node)
+	claim, working, err := d.admittedBy(ctx, node, issued)
 	if err != nil {
 		return []string{"kubejoin cannot read the tokens now: delete the token that admitted the node, if 'kubejoin token list -o wide' has it"}
 	}
 	for _, record := range working {
-		id := record.Token.ID()
-		admitted := slices.Contains(record.Nodes, node) || claim.TokenID == id || claim.Identity.TokenID == id ||
-			slices.ContainsFunc(issued, func(c revocation.Certificate) bool { return c.TokenID == id })
-		if again := claim.TokenID == id && claim.NodeUID == ""; admitted && (again || !record.Spent()) {
+		if id := record.Token.ID(); !record.Spent() || claim.TokenID == id && claim.NodeUID == "" {
 			warnings = append(warnings, fmt.Sprintf("token %[1]s, which admitted the node, still works, and the machine may have it; run: kubejoin token delete %[1]s; to revoke all its nodes: kubejoin revoke --token %[1]s", id))
 		}
 	}
 	return warnings
 }
 
-// workingTokens returns the claim on a node name, or a Claim without TokenID, and the tokens that can authenticate.
-func (d *Revoker) workingTokens(ctx context.Context, node string) (claim tokens.Claim, working []tokens.Record, err error) {
+// admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
+// authenticate. issued has certificates of the node. It reads each token live, because a list may lag behind a deletion.
+func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	if d.Claims != nil {
@@ -267,9 +266,32 @@ func (d *Revoker) workingTokens(ctx context.Context, node string) (claim tokens.
 		}
 	}
 	all, err := d.Tokens.List(ctx)
-	return claim, slices.DeleteFunc(all, func(r tokens.Record) bool {
-		return !r.Authentication || r.Expired(time.Now()) || r.ProblemText() != ""
-	}), err
+	if err != nil {
+		return claim, nil, err
+	}
+	ids := map[string]bool{claim.TokenID: true, claim.Identity.TokenID: true}
+	for _, record := range all {
+		if slices.Contains(record.Nodes, node) {
+			ids[record.Token.ID()] = true
+		}
+	}
+	for _, c := range issued {
+		ids[c.TokenID] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
+		if tokens.CheckID(id) != nil {
+			continue
+		}
+		record, err := d.Tokens.Get(ctx, id, tokens.Live)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrMalformed):
+		case err != nil:
+			return claim, nil, err
+		case record.Authentication && !record.Expired(time.Now()) && record.ProblemText() == "":
+			working = append(working, record)
+		}
+	}
+	return claim, working, nil
 }
 
 // CheckRelease refuses to release the name of a revoked node if that gives a slot back to a token that still works. A claim that was
@@ -286,7 +308,7 @@ func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	case err != nil:
 		return listError(err)
 	}
-	claim, working, err := d.workingTokens(ctx, node)
+	claim, working, err := d.admittedBy(ctx, node, nil)
 	if err != nil {
 		return refusal(err)
 	}

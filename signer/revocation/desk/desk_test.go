@@ -705,6 +705,20 @@ func TestCheckRelease(t *testing.T) {
 		check("without a claim, counted", true)
 		release()
 		check("released", false)
+		stale := must.Value(s.db.List(t.Context()))(t)
+		s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+			err := do()
+			if c.Method == "Store.List" {
+				c.Records = stale
+			}
+			return err
+		}).Store(s.db)
+		s.join(t, first, "worker-1")
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
+		check("revoked again", true)
+		must.OK(t, s.db.Delete(t.Context(), must.Value(s.db.Get(t.Context(), first.ID(), tokens.Live))(t)))
+		check("token deleted, and still in a list", false)
+		release()
 		time.Sleep(time.Second)
 		s.join(t, second, "worker-1")
 		check("came back with another token", false)

@@ -101,10 +101,10 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 			r, err := s.db.Get(t.Context(), token.ID(), tokens.Live)
 			must.OK(t, cmp.Or(err, s.db.Delete(t.Context(), r)))
 		}, of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
-		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List Store.List", of: func(tokens.Token, string) desk.Order {
+		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List Store.List Store.Get.live", of: func(tokens.Token, string) desk.Order {
 			return desk.Order{Node: "worker-1"}
 		}},
-		"node of a cluster": {ends: "Config ClientCAs Requested Record.List", hints: "Node Claims.Get Store.List", set: func(_ *testing.T, s *site, _ tokens.Token) {
+		"node of a cluster": {ends: "Config ClientCAs Requested Record.List", hints: "Node Claims.Get Store.List Store.Get.live", set: func(_ *testing.T, s *site, _ tokens.Token) {
 			s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, nil }
 		}, of: func(tokens.Token, string) desk.Order { return desk.Order{Node: "worker-1"} }},
 		"serial": {ends: "Config ClientCAs Requested Record.List", of: func(_ tokens.Token, serial string) desk.Order { return desk.Order{Serial: serial} }},
