@@ -95,7 +95,7 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, cmd *cobra.Command, 
 	if err != nil {
 		return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
 	}
-	_, err = w.Write(join)
+	_, err = cmd.OutOrStdout().Write(join)
 	return o.unwritten(err, made.ID)
 }
 
