@@ -181,6 +181,9 @@ func MatchNodeName(pattern, name string) bool {
 // CheckNodeName returns an error if name is not a valid Node name in Kubernetes, which is an RFC 1123
 // subdomain.
 func CheckNodeName(name string) error {
+	if lower := strings.ToLower(name); lower != name && dnsname.IsSubdomain(lower) {
+		return fmt.Errorf("node name %.300q has upper-case letters, want %q", Redact(name), Redact(lower))
+	}
 	if !dnsname.IsSubdomain(name) {
 		return fmt.Errorf("node name %.300q, want parts of [a-z0-9-] separated by dots, each starting and ending with a letter or digit, and at most %d characters", Redact(name), dnsname.MaxLength)
 	}

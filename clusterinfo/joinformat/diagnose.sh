@@ -416,8 +416,8 @@ check_programs() {
     *[!0-9.:]*) report warning ip-forward 'IPv4 forwarding is off, and most pod networks need it' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
     *) report error ip-forward 'IPv4 forwarding is off' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
     esac
-    if [ "$node" != localhost ] && [ "${#node}" -le 253 ] &&
-        printf '%s\n' "$node" | grep -Eqx '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'; then
+    if [ "${#node}" -le 253 ] && printf '%s\n' "$node" | grep -Evx '(.*\.)?(localhost|localhost6|localdomain)' |
+        grep -Eqx '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'; then
         report ok node-name "$node"
     else
         report error node-name "$node is not a name for a node" 'run: hostnamectl set-hostname NAME'

@@ -257,7 +257,7 @@ EOF
 
 # find_node sets node and cri_socket as the flags for kubeadm and --add-config say.
 find_node() {
-    node=$(uname -n | tr '[:upper:]' '[:lower:]')
+    node=$(uname -n)
     cri_socket=
     if [ -n "$add_config" ]; then
         set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
@@ -274,6 +274,7 @@ find_node() {
         --node-name | --cri-socket) before=$word ;;
         esac
     done
+    node=$(printf '%s' "$node" | tr '[:upper:]' '[:lower:]') # as kubeadm and the kubelet do
 }
 
 {{REJOIN}}

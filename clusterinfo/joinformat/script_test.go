@@ -646,6 +646,22 @@ func TestDiagnoseAsksCurlForTheProxy(t *testing.T) {
 	}
 }
 
+// kubeadm and the kubelet use a name in lower case.
+func TestDiagnoseChecksTheNodeNameInLowerCase(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	m := newMachine(t, joinOf(t, serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca)))), ca))
+	m.kubeadm(t, 0)
+	for name, want := range map[string]string{
+		"Worker-7": "\nok       node-name: worker-7\n", "LocalHost": "\nerror    node-name: localhost is not", "localhost.localdomain": "\nerror    node-name: localhost.localdomain is not",
+		"localhost7": "\nok       node-name: localhost7\n",
+	} {
+		if output, _ := m.run(t, "--diagnose", "--", "--node-name", name); !strings.Contains(output, want) {
+			t.Errorf("%s: want %s in\n%s", name, want, output)
+		}
+	}
+}
+
 // The server in cluster-info becomes an argument of curl and a part of the output.
 func TestDiagnoseReportsInvalidServer(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")

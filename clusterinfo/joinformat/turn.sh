@@ -13,7 +13,7 @@ TOKEN
 take_turn() {
     turns={{QUOTED_TURNS}}
     find_node "$@"
-    node=$(printf '%s' "$node" | tr '[:upper:]' '[:lower:]' | tr -cd 'a-z0-9.-')
+    node=$(printf '%s' "$node" | tr -cd 'a-z0-9.-')
     turn=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     local_ip=$(printf '%s' "$address" | tr -cd '0-9a-fA-F.:') # at which the endpoint sees this machine
     begin=$(seconds)

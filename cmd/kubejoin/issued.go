@@ -87,9 +87,12 @@ given, an entry must match all.` + issuedHelp,
 	return cmd
 }
 
-func (o *issuedListOptions) check(*cobra.Command, []string) error {
+func (o *issuedListOptions) check(cmd *cobra.Command, _ []string) error {
 	if o.limit < 0 {
 		return usagef("--limit: %d given, want 0 or more", o.limit)
+	}
+	if lower := strings.ToLower(o.asked.Node); lower != o.asked.Node { // a refused request may have such a name
+		warn(cmd, "--node: names of nodes are in lower case: "+lower)
 	}
 	return nil
 }

@@ -243,7 +243,7 @@ EOF
 }
 
 find_node() {
-    node=$(uname -n | tr '[:upper:]' '[:lower:]')
+    node=$(uname -n)
     cri_socket=
     if [ -n "$add_config" ]; then
         set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
@@ -260,6 +260,7 @@ find_node() {
         --node-name | --cri-socket) before=$word ;;
         esac
     done
+    node=$(printf '%s' "$node" | tr '[:upper:]' '[:lower:]') # as kubeadm and the kubelet do
 }
 
 install_rejoin() { :; }
@@ -663,8 +664,8 @@ check_programs() {
     *[!0-9.:]*) report warning ip-forward 'IPv4 forwarding is off, and most pod networks need it' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
     *) report error ip-forward 'IPv4 forwarding is off' 'run: sysctl -w net.ipv4.ip_forward=1' ;;
     esac
-    if [ "$node" != localhost ] && [ "${#node}" -le 253 ] &&
-        printf '%s\n' "$node" | grep -Eqx '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'; then
+    if [ "${#node}" -le 253 ] && printf '%s\n' "$node" | grep -Evx '(.*\.)?(localhost|localhost6|localdomain)' |
+        grep -Eqx '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*'; then
         report ok node-name "$node"
     else
         report error node-name "$node is not a name for a node" 'run: hostnamectl set-hostname NAME'
