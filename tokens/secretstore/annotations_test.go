@@ -59,7 +59,7 @@ func TestDecodeLimits(t *testing.T) {
 		}, problems: []string{"kubejoin.io/max-nodes: 2 given, want at most 1 with replaces-node"}},
 		{annotations: "replaces-node=worker-1/u-1\nnode-names=worker-2", want: tokens.Limits{
 			NodeNames: []string{"worker-2"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},
-		}, problems: []string{`kubejoin.io/node-names: ["worker-2"] given, want names that allow worker-1`}},
+		}, problems: []string{`kubejoin.io/node-names: worker-2 given, want names that allow worker-1`}},
 
 		{annotations: "rejoin=deny", want: tokens.Limits{Rejoin: "deny"}},
 		{annotations: "rejoin=never", problems: []string{`kubejoin.io/rejoin: "never" given, want allow or deny`}},
