@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
@@ -171,6 +174,43 @@ func TestBadRequestNamesAllFields(t *testing.T) {
 		}
 		if got.status != 400 || strings.Join(fields, " ") != test.want {
 			t.Errorf("%s: got %d, fields %q, want %q: %s", test.body, got.status, fields, test.want, p.Detail)
+		}
+	}
+}
+
+// A text "want a or b" that names a value that the server refuses sends the caller in a circle.
+func TestAcceptsWhatErrorsName(t *testing.T) {
+	s := newSite(t)
+	s.IssuanceRecord = rowrecord.New(s.store.Issued())
+	s.start(t)
+	for _, test := range []struct {
+		method, path, field string
+		values              int
+	}{
+		{"POST", commandPath, "format", 7}, {"POST", tokenPath, "role", 1}, {"POST", tokenPath, "rejoin", 2}, {"POST", tokenPath, "usages", 2},
+		{"POST", tokenPath, "ttl", 6}, {"POST", tokenPath, "certificateDuration", 2}, {"POST", tokenPath, "dryRun", 2},
+		{"GET", "/v1/issued", "outcome", 3}, {"GET", "/v1/issued", "since", 3}, {"GET", "/v1/issued", "endsWithin", 5}, {"GET", "/v1/ca", "format", 2},
+	} {
+		ask := func(value string) (p api.Problem, got reply) {
+			if got = s.do(t, test.method, test.path+"?"+test.field+"="+url.QueryEscape(value), adminBearer, "", ""); got.status == 400 {
+				must.OK(t, json.Unmarshal([]byte(got.body), &p))
+			}
+			return p, got
+		}
+		p, _ := ask("?")
+		_, want, _ := strings.Cut(p.Detail, "want ")
+		named := 0
+		for _, value := range regexp.MustCompile(`,? (such as|or|from|to) |[,;] `).Split(want, -1) {
+			if strings.Contains(value, " ") {
+				continue // a description
+			}
+			named++
+			if p, got := ask(value); p.Field == test.field {
+				t.Errorf("%s?%s: the error names %q: %d %s", test.path, test.field, value, got.status, got.body)
+			}
+		}
+		if named < test.values {
+			t.Errorf("%s?%s: %q names %d values, want %d", test.path, test.field, p.Detail, named, test.values)
 		}
 	}
 }
