@@ -187,8 +187,8 @@ func TestSigns(t *testing.T) {
 			}
 			must.Value(client.Ping(t.Context(), w.h.ca().Bundle()))(t)
 			other := must.Value(signer.GenerateCA("other", time.Now(), time.Hour*24))(t)
-			if _, err := client.Ping(t.Context(), other.Bundle()); err == nil || !strings.Contains(err.Error(), "not among the 1 CAs here") || !errors.Is(client.Err(), err) {
-				t.Errorf("ping with another CA: got %v, %v", err, client.Err())
+			if _, err := client.Ping(t.Context(), other.Bundle()); err == nil || !strings.Contains(err.Error(), "not among the 1 CAs here") {
+				t.Errorf("ping with another CA: got %v", err)
 			}
 		})
 	}

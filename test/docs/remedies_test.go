@@ -273,7 +273,7 @@ func TestRemediesThatDestroyStateWhatWasChecked(t *testing.T) {
 				_, err := os.Stat(filepath.Join(root, r.checks))
 				script := err == nil && strings.HasSuffix(r.checks, ".txtar")
 				command := strings.Contains(r.checks, " ") && strings.Contains(text.section.String(), r.checks)
-				if !declared[r.checks] && !script && !command {
+				if declared[r.checks] == nil && !script && !command {
 					t.Errorf("%s: %q: there is no %q", name, r.states, r.checks)
 				}
 			}
