@@ -138,11 +138,13 @@ type Webhooks struct {
 	Authorization *Authorization
 }
 
-// Cluster has what only a Kubernetes cluster can provide. Each field is nil without a cluster.
+// Cluster has what only a Kubernetes cluster can provide. Each field is zero without a cluster.
 type Cluster struct {
 	// Node reads the current Node of a name, for tokens that replace it. The error wraps
 	// tokens.ErrNotFound if there is no such Node.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
+	// Owners allows tokens to have an owner. Set it if Tokens keeps tokens in Secrets.
+	Owners bool
 	// Turns makes control planes join one after the other. With nil, the path returns 404.
 	Turns Turns
 	// Explain explains why a machine of that name has or has not joined, usually by the Reader of
@@ -251,6 +253,9 @@ func (s Server) Handler() (http.Handler, error) {
 			SignTimeout: s.signTimeout(), SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 		},
 		ClusterInfo: s.ClusterInfo, Claims: s.Claims, Revocations: s.Revocations, Node: s.Cluster.Node, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
+	}
+	if s.Cluster.Owners {
+		h.operations.Owner = operations.GivenOwner
 	}
 	return h.router(), nil
 }

@@ -43,6 +43,9 @@ type Record struct {
 	// Description is free text for people, of at most [MaxDescription] bytes.
 	Description string
 
+	// Owner is the object that owns the token. Only Secrets have one.
+	Owner Owner
+
 	// Limits restricts the use of the token.
 	Limits Limits
 	// Nodes are the node names counted against [Limits.NodeLimit], in the order in which they were added.
@@ -234,6 +237,11 @@ func (r Record) Check() error {
 	}
 	if len(r.Creator) > maxCreator {
 		errs = append(errs, fieldErrorf("creator", "%d bytes given, %d allowed", len(r.Creator), maxCreator))
+	}
+	if r.Owner != (Owner{}) {
+		if err := r.Owner.Check(); err != nil {
+			errs = append(errs, &FieldError{"owner", err})
+		}
 	}
 	if err := r.Limits.Check(); err != nil {
 		errs = append(errs, err)

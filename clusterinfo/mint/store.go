@@ -176,6 +176,7 @@ func differences(stored, record tokens.Record, lifetime time.Duration, now time.
 	differs("usages", stored.Signing == record.Signing && stored.Authentication == record.Authentication)
 	differs("groups", slices.Equal(sorted(stored.Groups), sorted(record.Groups)))
 	differs("description", stored.Description == record.Description)
+	differs("owner", stored.Owner == record.Owner)
 	differs("maxNodes", ours.MaxNodes == theirs.MaxNodes)
 	differs("nodeNames", slices.Equal(sorted(ours.NodeNames), sorted(theirs.NodeNames)))
 	differs("certificateDuration", ours.CertificateDuration == theirs.CertificateDuration)

@@ -36,6 +36,7 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 		{"maybe", "rejoin", "--rejoin", "rejoin", ""},
 		{"Worker_1", "replaceNode", "--replace-node", "replaces-node", ""},
 		{"system:masters", "groups", "--groups", "", `["system:masters"]`},
+		{"v1/node/a/u", "owner", "--owner", "", ""},
 		{"a\tb", "description", "--description", "", `"a\tb"`},
 		{"tomorrow", "expires", "--expires", "", ""},
 	} {

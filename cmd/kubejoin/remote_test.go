@@ -163,6 +163,18 @@ func TestTokensOfCluster(t *testing.T) {
 	node := must.Value(client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{}))(t)
 	kube.run("token", "create", "--replace-node", "worker-9", "-o", "json").ok().has(`"uid": "` + string(node.UID) + `"`)
 
+	// The command reads the UID of an owner with the rights of its user.
+	owner := "v1/Node/worker-9/" + string(node.UID)
+	owned := kube.run("token", "create", tokens.Generate().Reveal(), "--owner", "v1/Node/worker-9", "--wait", "0").ok().token()
+	kube.run("token", "get", owned.ID(), "-o", "yaml").ok().has("owner: " + owner)
+	kube.run("token", "create", owned.Reveal(), "--owner", owner, "--wait", "0").ok()
+	kube.run("token", "create", owned.Reveal(), "--wait", "0").failed("differs in owner")
+	kube.run("token", "create", "--owner", "v1/Node/worker-8").failed(`--owner: cannot read v1/Node/worker-8: nodes "worker-8" not found; give its UID`)
+	kube.run("token", "create", "--owner", "v1/Pod/a").failed("--owner: Pod of v1 is namespaced; want a cluster-scoped object")
+	kube.run("token", "create", "--owner", "v1/Machine/a").failed("the API server has no kind Machine in v1")
+	kube.run("token", "create", "--owner", "karpenter.sh/v1/NodeClaim/a").failed("cannot read karpenter.sh/v1/NodeClaim/a: the server could not find the requested resource")
+	kube.run("token", "create", "--owner", "rbac.authorization.k8s.io/v1/ClusterRole/system:node", "--print-join-command").ok()
+
 	// A Lease that is held gives no warning, and an expired one gives it again.
 	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(noKubejoin); r.stdout == "" {
 		t.Error("no token is printed")

@@ -127,7 +127,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	if err != nil {
 		return p, err
 	}
-	record, err := operations.Record(ctx, asked.TokenSpec, token, time.Now(), operations.Everything, nil)
+	record, err := operations.Record(ctx, asked.TokenSpec, token, time.Now(), operations.Everything, nil, operations.GivenOwner)
 	if err != nil {
 		return p, explain(err)
 	}

@@ -310,7 +310,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record,
 		Callers: c.callers(operators, byCertificate), Minting: minting, Certificates: certificates, Webhooks: webhooks,
 		Cluster: server.Cluster{
-			Node: node, Turns: turns, Explain: reader.Explain,
+			Node: node, Owners: !c.OwnTokens, Turns: turns, Explain: reader.Explain,
 			ExplainRequest: kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain,
 		},
 		Revocations: &desk.Revoker{

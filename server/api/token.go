@@ -46,6 +46,8 @@ type Token struct {
 	Expires time.Time `json:"expires,omitzero"`
 	Usages  []string  `json:"usages"`
 	Groups  []string  `json:"groups"`
+	// Owner is the object whose deletion deletes the token, as TokenSpec.Owner.
+	Owner string `json:"owner,omitempty"`
 
 	// The limits of the token; zero means unlimited. See tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
@@ -111,6 +113,8 @@ type TokenSpec struct {
 	// token has the usage authentication.
 	Groups      []string `json:"groups,omitzero" empty:"allowed"` // a token without groups has fewer permissions
 	Description string   `json:"description,omitempty" empty:"allowed"`
+	// Owner is a cluster-scoped object, as tokens.OwnerForm. When it is deleted, Kubernetes deletes the token.
+	Owner string `json:"owner,omitempty"`
 
 	// The limits of the token; zero means unlimited. The server refuses an empty, non-nil NodeNames. See
 	// tokens.Limits.

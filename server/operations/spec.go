@@ -16,6 +16,17 @@ import (
 // A NodeReader reads the Node of a name live. The error wraps [tokens.ErrNotFound] if there is no such Node.
 type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
 
+// An OwnerReader returns the owner of a token with its UID, which a request may lack. Its errors are an api.InvalidFields.
+type OwnerReader func(ctx context.Context, o tokens.Owner) (tokens.Owner, error)
+
+// GivenOwner is the OwnerReader that reads nothing: the request must have the UID.
+func GivenOwner(_ context.Context, o tokens.Owner) (tokens.Owner, error) {
+	if o.UID == "" {
+		return o, api.InvalidField("owner", "UID is missing, want %s: without a kubeconfig, kubejoin does not read the object", tokens.OwnerForm)
+	}
+	return o, nil
+}
+
 // A Permit authorizes a record that a request describes, and may change it. It sees only the name of a Node to replace.
 type Permit func(record *tokens.Record, now time.Time) error
 
@@ -24,7 +35,7 @@ func Everything(*tokens.Record, time.Time) error { return nil }
 
 // Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
 // default, but at most api.MaxWait. The rest is that of Record.
-func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, node NodeReader) (mint.Creation, error) {
+func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, node NodeReader, owner OwnerReader) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
 	var errs []error
 	if req.Wait != "" {
@@ -42,7 +53,7 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 			token = given
 		}
 	}
-	record, err := Record(ctx, req.TokenSpec, token, now, permit, node)
+	record, err := Record(ctx, req.TokenSpec, token, now, permit, node, owner)
 	err = api.JoinInvalid(append(errs, err)...)
 	r := mint.Creation{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
 	if req.Expires == "" && !record.Expires.IsZero() {
@@ -52,8 +63,9 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 }
 
 // Record returns the record that a spec describes, once it is permitted. Then node reads the Node that the token replaces; nil means
-// that there is no cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit are unwrapped.
-func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader) (tokens.Record, error) {
+// that there is no cluster. owner completes the owner; nil means that the store keeps none. For invalid fields, the error is an
+// api.InvalidFields. Errors of permit are unwrapped.
+func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader, owner OwnerReader) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var errs []error
 	var err error
@@ -88,6 +100,8 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 			record.Limits.CertificateDuration = d
 		}
 	}
+	owned, err := checkOwner(spec.Owner, owner)
+	errs = append(errs, err)
 	record.Limits.Replaces.Name = spec.ReplaceNode
 	if err := api.JoinInvalid(append(errs, checkReplaced(spec.ReplaceNode, node))...); err != nil {
 		if spec.ReplaceNode != "" {
@@ -100,6 +114,11 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	}
 	if record.Limits.Replaces, err = replaced(ctx, spec.ReplaceNode, node); err != nil {
 		return record, err
+	}
+	if spec.Owner != "" {
+		if record.Owner, err = owner(ctx, owned); err != nil {
+			return record, err
+		}
 	}
 	return record, InvalidRecord(record.CheckNew())
 }
@@ -115,12 +134,25 @@ func Invalid(req any) error {
 	}
 	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, func(_ context.Context, name string) (tokens.NodeRef, error) {
 		return tokens.NodeRef{Name: name, UID: someNode}, nil
-	})
+	}, GivenOwner)
 	return err
 }
 
 // someNode stands for the UID of a Node in a request that is invalid.
 const someNode = "unread"
+
+func checkOwner(given string, owner OwnerReader) (o tokens.Owner, err error) {
+	if given == "" {
+		return o, nil
+	}
+	if o, err = tokens.ParseOwner(given); err == nil && owner == nil {
+		err = errors.New("only tokens in Secrets have an owner, and this kubejoin keeps its tokens elsewhere")
+	}
+	if err != nil {
+		err = api.InvalidField("owner", "%v", err)
+	}
+	return o, err
+}
 
 func checkReplaced(name string, node NodeReader) error {
 	if name == "" {

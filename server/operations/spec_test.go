@@ -96,6 +96,11 @@ func TestCreateRequest(t *testing.T) {
 		{name: "replaces no Node", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "worker-4"}}, field: "replaceNode", detail: "there is no Node worker-4"},
 		{name: "replaces an invalid name", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "Worker/3"}}, field: "replaceNode", detail: `node name "Worker/3"`},
 		{name: "replaces a Node by three", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "worker-3", MaxNodes: 3}}, field: "maxNodes", detail: "want at most 1 with replaces-node"},
+		{name: "owner", req: api.CreateToken{TokenSpec: spec{Owner: "v1/Node/worker-3/uid-3"}}, want: func(r mint.Creation) bool {
+			return both(r) && r.Record.Owner == tokens.Owner{APIVersion: "v1", Kind: "Node", Name: "worker-3", UID: "uid-3"}
+		}},
+		{name: "owner without UID", req: api.CreateToken{TokenSpec: spec{Owner: "v1/Node/worker-3"}}, field: "owner", detail: "UID is missing, want APIVERSION/KIND/NAME/UID"},
+		{name: "malformed owner", req: api.CreateToken{TokenSpec: spec{Owner: "v1/node/worker-3/uid-3"}}, field: "owner", detail: `KIND "node" given`},
 
 		{name: "usual wait", usual: time.Minute, want: waits(time.Minute)},
 		{name: "long usual wait", usual: time.Hour, want: waits(api.MaxWait)},
@@ -109,7 +114,7 @@ func TestCreateRequest(t *testing.T) {
 		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := operations.Creation(t.Context(), test.req, now, test.usual, operations.Everything, node)
+			r, err := operations.Creation(t.Context(), test.req, now, test.usual, operations.Everything, node, operations.GivenOwner)
 			if test.want != nil {
 				if err != nil || !test.want(r) {
 					t.Errorf("got %+v, %v", r, err)
@@ -129,7 +134,7 @@ func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 	record := func(set func(*api.TokenSpec, string), value string) error {
 		var spec api.TokenSpec
 		set(&spec, value)
-		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node)
+		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node, operations.GivenOwner)
 		return err
 	}
 	for field, set := range map[string]func(*api.TokenSpec, string){
@@ -155,12 +160,19 @@ func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 
 func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
 	spec := api.TokenSpec{ReplaceNode: "away"}
-	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node); !errors.Is(err, errNode) {
+	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node, operations.GivenOwner); !errors.Is(err, errNode) {
 		t.Errorf("unreadable Node: got %v, want %v", err, errNode)
 	}
-	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, nil)
+	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, nil, nil)
 	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || !strings.Contains(err.Error(), "runs without a cluster") {
 		t.Errorf("without a cluster: got %v, want an invalid field", err)
+	}
+}
+
+func TestStoreWithoutOwners(t *testing.T) {
+	_, err := operations.Record(t.Context(), api.TokenSpec{Owner: "v1/Node/worker-3/u"}, tokens.Generate(), time.Now(), operations.Everything, node, nil)
+	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "owner" || !strings.Contains(err.Error(), "only tokens in Secrets") {
+		t.Errorf("got %v, want an invalid field", err)
 	}
 }
 

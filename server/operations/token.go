@@ -90,6 +90,9 @@ func (v View) Token(r tokens.Record) api.Token {
 		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role, Rejoin: r.Limits.Rejoin,
 		Nodes: v.nodes(r),
 	}
+	if r.Owner != (tokens.Owner{}) {
+		t.Owner = r.Owner.String()
+	}
 	if r.Authentication { // in kubeadm's order
 		t.Usages = append(t.Usages, api.UsageAuthentication)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -127,4 +129,27 @@ func TestJoinCommandFailsWithoutBootstrapSigner(t *testing.T) {
 	if left := s.RunKubectl(t, "-n", "kube-system", "get", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", "name"); left != "" {
 		t.Errorf("got Secrets %s, want none", left)
 	}
+}
+
+// TestOwnerDeletesToken deletes the object that owns a token. It catches an owner that the garbage collector of
+// kube-controller-manager does not take for one, or whose token it deletes at once.
+func TestOwnerDeletesToken(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	must.Value(s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"))(t)
+	nodes, secrets := s.Client().CoreV1().Nodes(), s.Client().CoreV1().Secrets(metav1.NamespaceSystem)
+	var owned []string
+	for _, name := range []string{"machine-1", "machine-2"} {
+		must.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+		token := s.ParseToken(t, s.CLI(t, "token", "create", "--wait=0", "--owner=v1/Node/"+name))
+		owned = append(owned, "bootstrap-token-"+token.ID())
+	}
+	must.OK(t, nodes.Delete(t.Context(), "machine-1", metav1.DeleteOptions{}))
+	harness.Wait(t, "the deletion of the token", func() error {
+		if _, err := secrets.Get(t.Context(), owned[0], metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the token of a deleted Node: got %v, want not found", err)
+		}
+		return nil
+	})
+	must.Value(secrets.Get(t.Context(), owned[1], metav1.GetOptions{}))(t)
 }

@@ -422,3 +422,18 @@ func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 		t.Errorf("HeldBy = %d claims, %v with %d calls of Get, want 6 with one", len(held), err, db.gets)
 	}
 }
+
+// A token whose owner is lost would outlive it.
+func TestRefusesOwner(t *testing.T) {
+	s := memdb.Open()
+	r := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), 0, time.Now())))(t)
+	owner := tokens.Owner{APIVersion: "v1", Kind: "Node", Name: "worker-7", UID: "u"}
+	_, updated := s.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Owner = owner; return nil })
+	r.Token, r.Owner = tokens.Generate(), owner
+	_, created := s.Create(t.Context(), r)
+	for _, err := range []error{updated, created} {
+		if field := (*tokens.FieldError)(nil); !errors.As(err, &field) || field.Field != "owner" || !errors.Is(err, tokens.ErrRefused) {
+			t.Errorf("got %v, want a refusal of field owner", err)
+		}
+	}
+}

@@ -46,6 +46,9 @@ func normalizedRecord(r tokens.Record) tokens.Record {
 
 // encodeRecord returns the row of a token, without its Version.
 func encodeRecord(r tokens.Record) ([]byte, error) {
+	if r.Owner != (tokens.Owner{}) {
+		return nil, &tokens.FieldError{Field: "owner", Err: fmt.Errorf("%s given, want none: only tokens in Secrets have an owner (%w)", r.Owner, tokens.ErrRefused)}
+	}
 	v, err := json.Marshal(record{
 		Secret:         r.Token.RevealSecret(),
 		Expires:        r.Expires,

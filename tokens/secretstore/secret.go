@@ -10,6 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/cluster-bootstrap/token/util"
 )
@@ -67,6 +68,13 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 		}
 	}
 	r.Problem = errors.Join(problems...)
+	for _, ref := range secret.OwnerReferences {
+		owner := tokens.Owner{APIVersion: ref.APIVersion, Kind: ref.Kind, Name: ref.Name, UID: string(ref.UID)}
+		if owner.Check() == nil {
+			r.Owner = owner
+			break
+		}
+	}
 
 	if creator := secret.Annotations[creatorAnnotation]; len(creator) <= maxCreator {
 		r.Creator = creator
@@ -143,6 +151,12 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	set(!slices.Equal(after.Groups, before.Groups), api.BootstrapTokenExtraGroupsKey, strings.Join(after.Groups, ","))
 	set(after.Description != before.Description, api.BootstrapTokenDescriptionKey, after.Description)
 
+	if o := after.Owner; o != before.Owner {
+		secret.OwnerReferences = slices.DeleteFunc(secret.OwnerReferences, func(ref metav1.OwnerReference) bool { return string(ref.UID) == before.Owner.UID })
+		if o != (tokens.Owner{}) {
+			secret.OwnerReferences = append(secret.OwnerReferences, metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: types.UID(o.UID)})
+		}
+	}
 	if after.Creator != before.Creator {
 		annotateKey(secret, creatorAnnotation, after.Creator)
 	}

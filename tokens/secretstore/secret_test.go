@@ -60,6 +60,14 @@ func TestDecode(t *testing.T) {
 		{name: "creator that kubejoin did not write", change: func(s *corev1.Secret) {
 			s.Annotations = map[string]string{"tokens.kubejoin.io/creator": strings.Repeat("a", 65)}
 		}},
+		{name: "owner", change: func(s *corev1.Secret) {
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "worker-7", UID: "n"}, {APIVersion: "v1", Kind: "Node", Name: "worker-8", UID: "m"}}
+		}, want: func(r *tokens.Record) {
+			r.Owner = tokens.Owner{APIVersion: "v1", Kind: "Node", Name: "worker-7", UID: "n"}
+		}},
+		{name: "owner that kubejoin did not write", change: func(s *corev1.Secret) {
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "x/y/z", Kind: "a\tb", Name: "n", UID: "u"}}
+		}},
 		{name: "only the token", change: func(s *corev1.Secret) {
 			s.Data = map[string][]byte{"token-id": []byte(id), "token-secret": []byte(value)}
 		}, want: func(r *tokens.Record) {
@@ -121,7 +129,7 @@ func TestDecode(t *testing.T) {
 				t.Errorf("token %v with secret %q, want %q", r.Token, r.Token.RevealSecret(), wantSecret)
 			}
 			if r.Expires != want.Expires || r.Signing != want.Signing || r.Authentication != want.Authentication || !slices.Equal(r.Groups, want.Groups) ||
-				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Creator != want.Creator || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
+				r.Description != want.Description || !r.Limits.IsZero() || r.Nodes != nil || r.Creator != want.Creator || r.Owner != want.Owner || r.Created != want.Created || r.UID != want.UID || r.Version != want.Version {
 				t.Errorf("decode gives\n%+v\nwant\n%+v", r, want)
 			}
 			switch {
@@ -190,5 +198,23 @@ func TestDecodeRefusesOtherSecrets(t *testing.T) {
 		if r, err := decode(secret); err == nil {
 			t.Errorf("%s: decode = %+v, want an error", name, r)
 		}
+	}
+}
+
+// Kubernetes needs more rights for an owner with blockOwnerDeletion, and has one controller of each object.
+func TestWritesOwner(t *testing.T) {
+	r := tokens.NewRecord(must.Value(tokens.New(id, value))(t), 0, time.Now())
+	r.Owner = tokens.Owner{APIVersion: "karpenter.sh/v1", Kind: "NodeClaim", Name: "default-abc", UID: "n"}
+	secret := encode(r)
+	want := metav1.OwnerReference{APIVersion: "karpenter.sh/v1", Kind: "NodeClaim", Name: "default-abc", UID: "n"}
+	if refs := secret.OwnerReferences; len(refs) != 1 || refs[0] != want {
+		t.Errorf("got %+v, want %+v", refs, want)
+	}
+	secret.OwnerReferences = append(secret.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "of others", UID: "p"})
+	before := must.Value(decode(secret))(t)
+	after := before.Clone()
+	after.Owner = tokens.Owner{}
+	if apply(secret, before, after); len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].UID != "p" {
+		t.Errorf("got %+v, want only the owner of others", secret.OwnerReferences)
 	}
 }

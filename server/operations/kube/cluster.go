@@ -4,7 +4,9 @@ package kube
 import (
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -81,7 +83,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 			}.Explain,
 		},
 	}
-	c.Node = c.node
+	c.Node, c.Owner = c.node, c.owner
 	c.Revocations = &desk.Revoker{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
@@ -114,6 +116,47 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, err)
 	}
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
+}
+
+// owner reads the UID of an owner that lacks it. It refuses a namespaced object: Kubernetes deletes a dependent in another
+// namespace than its owner.
+func (c *Cluster) owner(ctx context.Context, o tokens.Owner) (tokens.Owner, error) {
+	if o.UID != "" {
+		return o, nil
+	}
+	unread := func(err error) error {
+		return api.InvalidField("owner", "cannot read %s: %s; give its UID, as %s", strings.TrimSuffix(o.String(), "/"), safetext.Text(err.Error(), safetext.MaxMessage), tokens.OwnerForm)
+	}
+	served, err := c.Client.Discovery().ServerResourcesForGroupVersion(o.APIVersion)
+	if err != nil {
+		return o, unread(err)
+	}
+	at := slices.IndexFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Kind == o.Kind && !strings.Contains(r.Name, "/") })
+	switch {
+	case at < 0:
+		return o, unread(fmt.Errorf("the API server has no kind %s in %s", o.Kind, o.APIVersion))
+	case served.APIResources[at].Namespaced:
+		return o, api.InvalidField("owner", "%s of %s is namespaced; want a cluster-scoped object", o.Kind, o.APIVersion)
+	}
+	prefix := "/apis"
+	if !strings.Contains(o.APIVersion, "/") {
+		prefix = "/api"
+	}
+	result := c.Client.Discovery().RESTClient().Get().AbsPath(prefix, o.APIVersion, served.APIResources[at].Name, o.Name).
+		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json").Do(ctx)
+	if err := result.Error(); err != nil {
+		return o, unread(err)
+	}
+	var object metav1.PartialObjectMetadata
+	body, err := result.Raw()
+	if err == nil {
+		err = json.Unmarshal(body, &object)
+	}
+	if err != nil {
+		return o, unread(err)
+	}
+	o.UID = string(object.UID)
+	return o, nil
 }
 
 // CreateToken creates a token. If it fails, and the token exists or may exist, the returned token has its ID.
