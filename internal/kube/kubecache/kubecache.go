@@ -60,6 +60,8 @@ type Cache[O metav1.Object, T any] struct {
 	mu      sync.Mutex
 	index   index[T]
 	version string // the result of Version
+	decoder int    // the number of calls of DecodeAgain
+	relist  func() // ends the list or the watch; another one begins
 	trouble error  // the last error of the watch, for wait
 }
 
@@ -69,6 +71,8 @@ type Entry[T any] struct {
 	Version string // the resourceVersion
 	Value   T
 	Err     error // error of Decode
+
+	decoder int // of the cache, before Decode
 }
 
 // Open returns a cache that watches a resource until ctx ends. After that, only Peek and Len work. Open does not wait
@@ -96,11 +100,27 @@ func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	reflector := cache.NewReflectorWithOptions(source, example, store[O, T]{c}, cache.ReflectorOptions{Name: c.config.What, TypeDescription: c.config.What})
 	pace := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Factor: 2, Steps: 10, Jitter: 1}.DelayWithReset(clock.RealClock{}, 2*time.Minute)
 	_ = pace.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		ctx, relist := context.WithCancel(ctx)
+		defer relist()
+		c.mu.Lock()
+		c.relist = relist
+		c.mu.Unlock()
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
 			c.watchFailed(err)
 		}
 		return false, nil
 	})
+}
+
+// DecodeAgain makes the cache list and decode all objects again, because Decode has changed. Until then, for about a second,
+// the cache has the values of before.
+func (c *Cache[O, T]) DecodeAgain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.decoder++
+	if c.relist != nil {
+		c.relist()
+	}
 }
 
 // outage logs that the API server does not respond or, if err is nil, that it responds again.

@@ -345,6 +345,32 @@ func TestListsAgain(t *testing.T) {
 	})
 }
 
+// Catches a cache that keeps the values of an older Decode, and one that is empty or failing meanwhile.
+func TestDecodesAgain(t *testing.T) {
+	bothLists(t, func(t *testing.T, streamed bool) {
+		c := open(t, streamed, object("a", "1", "x"), object("b", "2", "y"))
+		c.wantChanged(t, "a=x", "b=y")
+		c.decoded = nil
+		c.DecodeAgain()
+		c.want(t, []string{"x", "y"}, nil)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if streamed {
+			for _, m := range c.source.items {
+				c.source.w.Add(m)
+			}
+			c.source.w.Action(watch.Bookmark, end())
+		}
+		c.want(t, []string{"x", "y"}, map[string][]string{"x": {"x"}, "y": {"y"}})
+		c.wantChanged(t, "a=x", "b=y")
+		if !slices.Equal(c.decoded, []string{"a", "b"}) || c.log.Len() > 0 {
+			t.Errorf("decoded %q again, want a and b; log %s", c.decoded, c.log.String())
+		}
+		c.source.w.Modify(object("a", "3", "z"))
+		c.want(t, []string{"z", "y"}, nil)
+	})
+}
+
 // A fake client may leave the resourceVersion empty. Catches a cache that treats all versions of an object as the same version.
 func TestSeesChangesOfObjectsWithoutVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -34,14 +34,17 @@ func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	if !ok {
 		return nil, fmt.Errorf("got an object of type %T in the watch of %s", object, s.config.What)
 	}
-	if e := s.Peek(o.GetName()); e != nil && e.Version != "" && e.Version == o.GetResourceVersion() {
-		return e, nil
+	s.mu.Lock()
+	before, decoder := s.index.all.get(o.GetName()), s.decoder
+	s.mu.Unlock()
+	if before != nil && before.decoder == decoder && before.Version != "" && before.Version == o.GetResourceVersion() {
+		return before, nil
 	}
 	if shared, ok := object.(runtime.Object); ok && s.shared {
 		o, _ = shared.DeepCopyObject().(O)
 	}
 	o.SetManagedFields(nil) // managed fields take about a third of the memory of an object
-	e := &Entry[T]{Name: o.GetName(), Version: o.GetResourceVersion()}
+	e := &Entry[T]{Name: o.GetName(), Version: o.GetResourceVersion(), decoder: decoder}
 	e.Value, e.Err = s.config.Decode(o)
 	return e, nil
 }
