@@ -94,7 +94,7 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	if err := h.identified(r, bootstrapUserOf(record)); err != nil {
 		return controlplane.Machine{}, err
 	}
-	if record.Limits.Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
+	if record.Limits.Strictest().Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
 		return controlplane.Machine{}, web.NewProblem("forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
 	}
 	var req api.TakeTurn

@@ -164,7 +164,7 @@ func (c Claim) HasKey(key string) bool { return slices.Contains(c.Keys, key) }
 // Clone returns a copy that shares no slice with c.
 func (c Claim) Clone() Claim {
 	c.Keys, c.Requests, c.Limits.NodeNames = slices.Clone(c.Keys), slices.Clone(c.Requests), slices.Clone(c.Limits.NodeNames)
-	c.Identity = c.Identity.clone()
+	c.Limits.Rules, c.Identity = slices.Clone(c.Limits.Rules), c.Identity.clone()
 	return c
 }
 

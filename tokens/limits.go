@@ -45,6 +45,9 @@ const RoleControlPlane = "control-plane"
 // Limits restricts the use of a token. The signer enforces limits when it issues a certificate,
 // for every approver. The zero Limits sets no limit: until the token expires, any machine
 // can join under any free name. A token with limits leaves a [Claim] for each node name that it takes.
+//
+// The fields are the limits that the token has itself. What holds is the strictest of them and of Rules: decide by the
+// methods, for example [Limits.NodeLimit], and write the fields.
 type Limits struct {
 	// MaxNodes is how many nodes can join with the token; zero means unlimited.
 	MaxNodes int
@@ -62,6 +65,10 @@ type Limits struct {
 	// [RejoinAllow] is the same as empty: the configuration of kubejoin decides.
 	Rejoin string
 
+	// Rules are the rules that apply to the token. No store keeps them with a token: secretstore adds those of its
+	// configuration to each token that it reads. In a claim, they are what [Limits.Kept] left.
+	Rules []Rule
+
 	// Problem is why the stored limits are malformed, or nil. No machine can join with such a token.
 	Problem error
 }
@@ -71,13 +78,14 @@ type NodeRef struct{ Name, UID string }
 
 // IsZero reports whether there are no limits. [RejoinAllow] limits nothing.
 func (l Limits) IsZero() bool {
-	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) && l.Problem == nil
+	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) && l.Problem == nil &&
+		!slices.ContainsFunc(l.Rules, func(r Rule) bool { return !r.Limits.IsZero() })
 }
 
 // Equal reports whether l and m set the same limits and both or neither have a Problem.
 func (l Limits) Equal(m Limits) bool {
 	return l.MaxNodes == m.MaxNodes && slices.Equal(l.NodeNames, m.NodeNames) && l.CertificateDuration == m.CertificateDuration &&
-		l.Replaces == m.Replaces && l.Role == m.Role && l.Rejoin == m.Rejoin && (l.Problem == nil) == (m.Problem == nil)
+		l.Replaces == m.Replaces && l.Role == m.Role && l.Rejoin == m.Rejoin && (l.Problem == nil) == (m.Problem == nil) && slices.EqualFunc(l.Rules, m.Rules, Rule.equal)
 }
 
 // NodeLimit returns how many nodes can join; zero means unlimited. For a token that replaces a Node, it is 1.
@@ -85,15 +93,13 @@ func (l Limits) NodeLimit() int {
 	if l.Replaces != (NodeRef{}) {
 		return 1
 	}
-	return l.MaxNodes
+	return l.Strictest().MaxNodes
 }
 
-// AllowsName reports whether the limits allow a node name.
+// AllowsName reports whether the limits allow a node name: those of the token, and of each rule.
 func (l Limits) AllowsName(name string) bool {
-	if l.Replaces != (NodeRef{}) && name != l.Replaces.Name {
-		return false
-	}
-	return len(l.NodeNames) == 0 || slices.ContainsFunc(l.NodeNames, func(pattern string) bool { return MatchNodeName(pattern, name) })
+	instead, _ := l.NamesInstead(name)
+	return instead == nil
 }
 
 // Check returns an error if a limit is invalid. It joins all errors.
@@ -149,6 +155,11 @@ func (l Limits) Check() error {
 			errs = append(errs, fieldErrorf("max-nodes", "%d given, want at most 1 with replaces-node", l.MaxNodes))
 		case !l.AllowsName(l.Replaces.Name):
 			errs = append(errs, fieldErrorf("node-names", "%s given, want names that allow %s, the node of replaces-node", safetext.List(l.NodeNames, "and"), l.Replaces.Name))
+		}
+	}
+	for _, r := range l.Rules {
+		for _, e := range FieldErrors(r.Limits.Check()) {
+			errs = append(errs, fieldErrorf(e.Field, "rule %s: %w", r.Name, e.Err))
 		}
 	}
 	return errors.Join(errs...)

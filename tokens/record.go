@@ -150,7 +150,7 @@ func (r Record) Signs(now time.Time) bool {
 // Clone returns a copy that shares no slice or map with r.
 func (r Record) Clone() Record {
 	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
-	r.Marks = maps.Clone(r.Marks)
+	r.Marks, r.Limits.Rules = maps.Clone(r.Marks), slices.Clone(r.Limits.Rules)
 	return r
 }
 

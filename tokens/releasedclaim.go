@@ -31,6 +31,7 @@ type ReleasedClaim struct {
 // leftBy returns the limits of a token that apply to a machine after it has joined. The other limits decide whether it can
 // join.
 func leftBy(l Limits) ReleasedClaim {
+	l = l.Strictest()
 	p := ReleasedClaim{CertificateDuration: l.CertificateDuration}
 	if l.Rejoin == RejoinDeny {
 		p.Rejoin = RejoinDeny

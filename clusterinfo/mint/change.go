@@ -143,7 +143,7 @@ func recreateCommand(l tokens.Limits) string {
 	if l.Replaces != (tokens.NodeRef{}) {
 		return b.String() + " --replace-node " + l.Replaces.Name
 	}
-	b.WriteString(" --max-nodes " + strconv.Itoa(l.MaxNodes))
+	b.WriteString(" --max-nodes " + strconv.Itoa(l.NodeLimit()))
 	for _, name := range l.NodeNames {
 		if strings.Contains(name, "*") {
 			name = "'" + name + "'"

@@ -269,7 +269,7 @@ func (m *Minter) advice(ctx context.Context, record tokens.Record) []string {
 	if record.Authentication && len(record.Groups) == 0 {
 		list = append(list, fmt.Sprintf("token %s has no groups: kubeadm's role bindings do not apply to machines that use it", record.Token.ID()))
 	}
-	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
+	if d := record.Limits.Strictest().CertificateDuration; d > 0 && d < shortCertificate {
 		list = append(list, fmt.Sprintf("certificates are valid for only %s: a node that is off for longer cannot renew its certificate and has to join again", d))
 	}
 	if m.Warnings != nil {

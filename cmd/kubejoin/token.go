@@ -6,6 +6,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,6 +125,9 @@ func limits(t api.Token) []string {
 	}
 	if t.Rejoin != "" {
 		list = append(list, "rejoin="+t.Rejoin)
+	}
+	for _, field := range slices.Sorted(maps.Keys(t.LimitedBy)) {
+		list = append(list, field+" by rule "+t.LimitedBy[field])
 	}
 	return list
 }

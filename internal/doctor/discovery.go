@@ -71,7 +71,8 @@ func checkSignatures(f *Facts) []Finding {
 		switch {
 		case r.Problem != nil, !r.Signs(f.Time), f.Time.Sub(r.Created) < signingDelay:
 			continue
-		case r.Spent() && jws == "" && (f.Time.Sub(r.Created) >= spentDelay || !slices.ContainsFunc(r.Nodes, stays)):
+		// A token that counts nodes without a limit of its own has one by --token-limits of kubejoin.
+		case (r.Spent() || len(r.Nodes) > 0 && r.Limits.NodeLimit() == 0) && jws == "" && (f.Time.Sub(r.Created) >= spentDelay || !slices.ContainsFunc(r.Nodes, stays)):
 			continue
 		}
 		if clusterinfo.Verify(kubeconfig, jws, r.Token) != nil {

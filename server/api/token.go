@@ -49,13 +49,16 @@ type Token struct {
 	// Owner is the object whose deletion deletes the token, as TokenSpec.Owner.
 	Owner string `json:"owner,omitempty"`
 
-	// The limits of the token; zero means unlimited. See tokens.Limits.
+	// The limits that hold for the token; zero means unlimited. See tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"`
 	Role                string   `json:"role,omitempty"`
 	Rejoin              string   `json:"rejoin,omitempty"`
 	ReplacesNode        *Node    `json:"replacesNode,omitempty"`
+	// LimitedBy has, for the limits that are stricter than those of the token itself, the rule of --token-limits. If it has
+	// NodeNames, a name must also match those of each rule that it lists, separated by commas.
+	LimitedBy map[string]string `json:"limitedBy,omitempty"`
 	// Nodes are the node names that the token holds.
 	Nodes []string `json:"nodes,omitempty"`
 

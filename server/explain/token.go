@@ -18,7 +18,7 @@ var tokenStates = []string{api.StatusActive, api.StatusUnsigned, api.StatusSpent
 func (v *view) token(r tokens.Record) api.TokenEvidence {
 	t := api.TokenEvidence{
 		ID: r.Token.ID(), Expires: r.Expires, MaxNodes: r.Limits.NodeLimit(),
-		NodeNames: slices.Clone(r.Limits.NodeNames), Nodes: slices.Clone(r.Nodes),
+		NodeNames: slices.Clone(r.Limits.Strictest().NodeNames), Nodes: slices.Clone(r.Nodes),
 	}
 	if !v.isUnread(FactClusterInfo) {
 		signed := r.Token.HasSecret() && clusterinfo.Verify([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]), v.ClusterInfo[clusterinfo.SignatureKey(t.ID)], r.Token) == nil
@@ -69,7 +69,7 @@ func (v *view) usable() (bound, general []api.TokenEvidence) {
 			continue
 		}
 		created[r.Token.ID()] = r.Created
-		if len(r.Limits.NodeNames) > 0 || r.Limits.Replaces != (tokens.NodeRef{}) {
+		if len(r.Limits.Strictest().NodeNames) > 0 || r.Limits.Replaces != (tokens.NodeRef{}) {
 			bound = append(bound, v.token(r))
 		} else {
 			general = append(general, v.token(r))
@@ -109,13 +109,17 @@ func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 	case t.Created.After(r.Created):
 		return TokenReplaced, fmt.Sprintf("token %s was created %s, after the request: the token that the request was sent with was deleted", id, ago(t.Created, v.now))
 	case !t.Limits.AllowsName(v.Node):
-		allowed := t.Limits.NodeNames
-		if t.Limits.Replaces != (tokens.NodeRef{}) {
-			allowed = []string{t.Limits.Replaces.Name}
+		allowed, rule := t.Limits.NamesInstead(v.Node)
+		if rule != "" {
+			return NodeNameNotAllowed, fmt.Sprintf("rule %s of --token-limits limits its token %s to other names (%s)", rule, id, safetext.Few(allowed))
 		}
 		return NodeNameNotAllowed, fmt.Sprintf("its token %s is limited to other names (%s)", id, safetext.Few(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodeCount(t.Limits.NodeLimit()), safetext.Few(t.Nodes))
+		limit := nodeCount(t.Limits.NodeLimit())
+		if rule := t.Limits.LimitedBy()["max-nodes"]; rule != "" {
+			limit += " by rule " + rule + " of --token-limits"
+		}
+		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, limit, safetext.Few(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }
@@ -149,6 +153,12 @@ func nodeCount(n int) string {
 // remedy returns the command that fixes a state and the words that introduce it; both are empty if there is none.
 func (v *view) remedy(s api.NodeState) (words, command string) {
 	another := v.ofNode("kubejoin token create --max-nodes 1 --node-name")
+	if s == NodeNameNotAllowed && slices.ContainsFunc(v.Tokens, func(t tokens.Record) bool {
+		_, rule := t.Limits.NamesInstead(v.Node)
+		return rule != "" && v.e.Evidence.Token != nil && v.e.Evidence.Token.ID == t.Token.ID()
+	}) {
+		return "", "" // the rule may limit another token as well
+	}
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:
 		return "create another token with", another

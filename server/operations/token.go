@@ -1,6 +1,7 @@
 package operations
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,12 +83,13 @@ func dataOf(ctx context.Context, info ClusterInfo) (map[string]string, error) {
 
 // Token returns a record as the API shows it, without its secret.
 func (v View) Token(r tokens.Record) api.Token {
+	holds := r.Limits.Strictest()
 	t := api.Token{
 		APIVersion: api.GroupVersion, Kind: api.KindToken,
 		ID: r.Token.ID(), Status: v.status(r), Problem: r.ProblemText(),
 		Description: r.Description, Created: r.Created, Expires: r.Expires,
 		Usages: []string{}, Groups: append([]string{}, r.Groups...),
-		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role, Rejoin: r.Limits.Rejoin,
+		MaxNodes: holds.MaxNodes, NodeNames: holds.NodeNames, Role: holds.Role, Rejoin: holds.Rejoin,
 		Nodes: v.nodes(r),
 	}
 	if r.Owner != (tokens.Owner{}) {
@@ -99,7 +101,13 @@ func (v View) Token(r tokens.Record) api.Token {
 	if r.Signing {
 		t.Usages = append(t.Usages, api.UsageSigning)
 	}
-	if d := r.Limits.CertificateDuration; d > 0 {
+	for field, rule := range r.Limits.LimitedBy() {
+		if t.LimitedBy == nil {
+			t.LimitedBy = map[string]string{}
+		}
+		t.LimitedBy[cmp.Or(fieldNames[field], field)] = rule
+	}
+	if d := holds.CertificateDuration; d > 0 {
 		t.CertificateDuration = d.String()
 	}
 	if n := r.Limits.Replaces; n != (tokens.NodeRef{}) {

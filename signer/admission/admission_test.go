@@ -73,6 +73,42 @@ func wantRefused(t testing.TB, what string, err error, reason string, parts ...s
 	}
 }
 
+// byRule returns limits with a rule.
+func byRule(own, rule tokens.Limits) tokens.Limits {
+	own.Rules = []tokens.Rule{{Name: "scaler", Limits: rule}}
+	return own
+}
+
+// The claim keeps what a rule means for renewals, when the rule and the token are gone. It keeps no limit of a rule as one of
+// the token: kubejoin would restore it on the Secret.
+func TestClaimKeepsRuleForRenewals(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(byRule(tokens.Limits{}, tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}, CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny}))
+	a := must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil)))(t)
+	if a.Duration != time.Hour {
+		t.Errorf("got a certificate for %s, want 1h", a.Duration)
+	}
+	claim := c.claims["worker-1"]
+	if own := claim.Limits; own.MaxNodes != 0 || own.NodeNames != nil || own.CertificateDuration != 0 || own.Rejoin != "" || own.NodeLimit() != 0 {
+		t.Errorf("got claim %+v, want no limit of the token", own)
+	}
+	if r := claim.Remaining(); r.CertificateDuration != time.Hour || r.Rejoin != tokens.RejoinDeny {
+		t.Errorf("got %+v, want the limits of the rule", r)
+	}
+	c.registerNode("worker-1")
+	c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = tokens.Limits{} })
+	renewal := firstRequest(t, "system:node:worker-1", "worker-1", nil)
+	renewal.Groups = []string{"system:nodes"}
+	if a := must.Value(admit(t.Context(), c.admission(), renewal))(t); a.Duration != time.Hour {
+		t.Errorf("got a renewal for %s, want 1h", a.Duration)
+	}
+	// Without the rule, the token is unlimited again.
+	must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "another", nil)))(t)
+	if _, claimed := c.claims["another"]; claimed || c.records[token.ID()].Limits.MaxNodes != 0 {
+		t.Errorf("got a claim: %t, limits %+v; want an unlimited token", claimed, c.records[token.ID()].Limits)
+	}
+}
+
 func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 	const node = "worker-7"
 	for _, test := range []struct {
@@ -84,6 +120,18 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		says   string
 	}{
 		{name: "no limits"},
+		{name: "rule for one node", limits: byRule(tokens.Limits{}, tokens.Limits{MaxNodes: 1})},
+		{name: "rule for names", limits: byRule(tokens.Limits{}, tokens.Limits{NodeNames: []string{"worker-*"}})},
+		{name: "rule that loosens nothing", limits: byRule(tokens.Limits{MaxNodes: 1}, tokens.Limits{MaxNodes: 10}), change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"worker-3"} },
+			reason: "TokenSpent", says: "is spent: it allows 1 node, and worker-3"},
+		{name: "spent by a rule", limits: byRule(tokens.Limits{MaxNodes: 9}, tokens.Limits{MaxNodes: 1}), change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"worker-3"} },
+			reason: "TokenSpent", says: "it allows 1 node (by rule scaler of --token-limits), and worker-3 has joined with it"},
+		{name: "more nodes than a rule allows", limits: byRule(tokens.Limits{}, tokens.Limits{MaxNodes: 1}), change: func(_ *cluster, r *tokens.Record) { r.Nodes = []string{"a", "b"} },
+			reason: "TokenSpent", says: "allows 1 nodes (by rule scaler of --token-limits) and counts 2"},
+		{name: "another name, by a rule", limits: byRule(tokens.Limits{NodeNames: []string{"*"}}, tokens.Limits{NodeNames: []string{"auto-*", "db-*"}}),
+			reason: "NodeNameNotAllowed", says: "rule scaler of --token-limits does not allow node name worker-7"},
+		{name: "reserved, role taken by a rule", node: "cp-1", reason: "NodeNameReserved", says: "rule scaler of --token-limits makes token",
+			limits: tokens.Limits{Role: "control-plane", Rules: []tokens.Rule{{Name: "scaler", Worker: true}}}},
 		{name: "one node", limits: tokens.Limits{MaxNodes: 1}},
 		{name: "by name", limits: tokens.Limits{NodeNames: []string{"worker-7"}}},
 		{name: "by pattern", limits: tokens.Limits{NodeNames: []string{"db-*", "worker-*"}, MaxNodes: 5}},

@@ -47,7 +47,7 @@ func planRenewal(f facts, r approval.Request) plan {
 		if !f.nodes && c.NodeUID == "" {
 			c.NodeUID = tokens.ByCertificate
 		}
-		p.admitted.Duration = c.Limits.CertificateDuration
+		p.admitted.Duration = c.Remaining().CertificateDuration
 	case !c.Past.Active(f.now):
 	case !f.nodes:
 		p.err = approval.RefuseFor(ReasonNodeNameReleased, "the claim on node name %s was released, so its certificate cannot be renewed; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", c.Node, c.Node)
@@ -71,7 +71,7 @@ func (f facts) provesNode(proof approval.Rejoin, by string) error {
 	case f.window <= 0:
 		return refuse(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
 	case c.Remaining().Rejoin == tokens.RejoinDeny:
-		return refuse(ReasonRejoinOff, "the token with which node %s joined does not allow it to rejoin", node)
+		return refuse(ReasonRejoinOff, "the token with which node %s joined does not allow it to rejoin%s", node, byRule(c.Limits, "rejoin"))
 	case !bound && !f.now.Before(notAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, notAfter.UTC().Format(time.RFC3339), f.window)
 	case len(i.Credentials) == 0:

@@ -94,7 +94,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	// [Nodes.StoreIdentity] decides about it: nothing was issued yet.
 	begin := func(past tokens.ReleasedClaim, identity tokens.Identity) tokens.Claim {
 		return tokens.Claim{
-			Node: node, TokenID: id, Limits: record.Limits, Keys: []string{key}, ReadyBefore: f.ready,
+			Node: node, TokenID: id, Limits: record.Limits.Kept(), Keys: []string{key}, ReadyBefore: f.ready,
 			UID: claim.UID, Version: claim.Version, Created: claim.Created, Past: past, Identity: identity,
 		}.Clone()
 	}
@@ -136,7 +136,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.next.Requests = tokens.NewestRequests(append(p.next.Requests, uid))
 	}
 	p.next.TokenUID = record.UID
-	p.admitted = Admitted{Duration: record.Limits.CertificateDuration, TokenID: id, Keys: len(p.next.Keys)}
+	p.admitted = Admitted{Duration: record.Limits.Strictest().CertificateDuration, TokenID: id, Keys: len(p.next.Keys)}
 	if replaces {
 		p.admitted.nodeUID = f.nodeUID
 	}
@@ -166,7 +166,7 @@ func (f facts) vacates() bool {
 
 // restrict restores from the claims what the record has lost, and reports whether it changed the record. It restores
 // limits and counted names, even from claims of an earlier token with this ID. It never restores a Node to replace or
-// a role, because these grant something.
+// a role, because these grant something, nor a limit of a rule, because that is not the token's.
 func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	l := &record.Limits
 	before := *l
@@ -249,7 +249,7 @@ func (r rules) allows(record tokens.Record, b bid) error {
 	case err != nil:
 		return err
 	case most > 0 && len(record.Nodes) > most:
-		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, most, len(record.Nodes), b.node)
+		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes%s and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, most, byRule(record.Limits, "max-nodes"), len(record.Nodes), b.node)
 	case record.Spent() && !slices.Contains(record.Nodes, b.node):
 		return refuseSpent(record, b.node)
 	}
@@ -271,22 +271,35 @@ func (r rules) check(record tokens.Record, asked approval.Request, node string) 
 	case l.Problem != nil:
 		return approval.RefuseFor(ReasonTokenLimitsMalformed, "token %s has malformed limits and admits no node: %v", id, l.Problem)
 	case !l.AllowsName(node):
-		return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s does not allow node name %s, only %s; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, node, names(l), node)
-	case r.isReserved(node) && l.Role != tokens.RoleControlPlane:
+		return refuseName(l, id, node)
+	case r.isReserved(node) && l.Strictest().Role != tokens.RoleControlPlane:
+		if rule := l.LimitedBy()["role"]; rule != "" {
+			return approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane, and rule %s of --token-limits makes token %s one for workers", node, rule, id)
+		}
 		return refuseReserved(node)
 	}
 	return nil
 }
 
-func names(l tokens.Limits) string {
-	if l.Replaces.Name != "" {
-		return l.Replaces.Name
-	}
+func refuseName(l tokens.Limits, id, node string) error {
+	names, rule := l.NamesInstead(node)
 	const most = 5
-	if len(l.NodeNames) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(l.NodeNames[:most], ", "), len(l.NodeNames)-most)
+	allowed := strings.Join(names[:min(len(names), most)], ", ")
+	if len(names) > most {
+		allowed += fmt.Sprintf(" and %d more", len(names)-most)
 	}
-	return strings.Join(l.NodeNames, ", ")
+	if rule != "" {
+		return approval.RefuseFor(ReasonNodeNameNotAllowed, "rule %s of --token-limits does not allow node name %s with token %s, only %s; give the machine another name, or change the rule", rule, node, id, allowed)
+	}
+	return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s does not allow node name %s, only %s; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, node, allowed, node)
+}
+
+// byRule names the rule that sets a limit; it is empty if the token does.
+func byRule(l tokens.Limits, field string) string {
+	if rule := l.LimitedBy()[field]; rule != "" {
+		return " (by rule " + rule + " of --token-limits)"
+	}
+	return ""
 }
 
 func refuseSpent(record tokens.Record, node string) error {
@@ -295,7 +308,7 @@ func refuseSpent(record tokens.Record, node string) error {
 	if most == 1 && len(record.Nodes) == 1 {
 		nodes, joined = "node", record.Nodes[0]+" has"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "token %s is spent: it allows %d %s, and %s joined with it; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, nodes, joined, node)
+	return approval.RefuseFor(ReasonTokenSpent, "token %s is spent: it allows %d %s%s, and %s joined with it; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, nodes, byRule(record.Limits, "max-nodes"), joined, node)
 }
 
 func (r rules) isReserved(node string) bool {

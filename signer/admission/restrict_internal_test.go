@@ -24,6 +24,7 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 	}
 	most := func(n int) func(*tokens.Claim) { return func(c *tokens.Claim) { c.Limits.MaxNodes = n } }
 	replaces := func(c *tokens.Claim) { c.Limits.Replaces = tokens.NodeRef{Name: c.Node, UID: "old"} }
+	ruled := tokens.Limits{Rules: []tokens.Rule{{Name: "scaler", Limits: tokens.Limits{MaxNodes: 1}}}}
 	for name, test := range map[string]struct {
 		limits tokens.Limits
 		nodes  []string
@@ -41,7 +42,11 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 		"names that were changed stay":  {limits: tokens.Limits{NodeNames: []string{"x"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{NodeNames: []string{"x"}}},
 		"another token's claim counts": {limits: tokens.Limits{MaxNodes: 1}, claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.TokenUID = "before" })},
 			want: tokens.Limits{MaxNodes: 1}, counts: []string{"a"}},
-		"duration": {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.CertificateDuration = time.Hour })}, want: tokens.Limits{CertificateDuration: time.Hour}},
+		"a limit of a rule is not restored": {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) {
+			c.Limits.Rules = []tokens.Rule{{Name: "scaler", Limits: tokens.Limits{CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny}}}
+		})}},
+		"count, for a rule": {limits: ruled, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: ruled, counts: []string{"a", "b"}},
+		"duration":          {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.CertificateDuration = time.Hour })}, want: tokens.Limits{CertificateDuration: time.Hour}},
 		"a Node to replace is one node of one name": {claims: []tokens.Claim{claim("a", replaces)}, want: tokens.Limits{MaxNodes: 1, NodeNames: []string{"a"}}, counts: []string{"a"}},
 		"another Node to replace stays":             {limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, counts: []string{"a"}},
 		"a role is not put back":                    {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.Role = tokens.RoleControlPlane })}},

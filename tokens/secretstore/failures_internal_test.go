@@ -82,7 +82,7 @@ func tokenCache(t testing.TB, open <-chan struct{}, secrets ...*corev1.Secret) *
 	for _, s := range secrets {
 		source.items = append(source.items, *s)
 	}
-	return kubecache.Open(t.Context(), fake.NewClientset(), source, "", kubecache.Config[*corev1.Secret, *cachedToken]{What: "tokens", Decode: decodeCachedToken})
+	return kubecache.Open(t.Context(), fake.NewClientset(), source, "", kubecache.Config[*corev1.Secret, *cachedToken]{What: "tokens", Decode: (&Store{}).decodeCached})
 }
 
 // filledTokenCache is a cache that is filled.

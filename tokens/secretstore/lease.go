@@ -45,6 +45,9 @@ const (
 // identityAnnotation contains the Identity as JSON. It has its own prefix, too.
 const identityAnnotation = "rejoin." + annotationPrefix + "identity"
 
+// rulesAnnotation contains, as JSON, what the rules of the token's configuration left for renewals. It has its own prefix, too.
+const rulesAnnotation = "rules." + annotationPrefix + "limits"
+
 // claimAnnotations are the annotations of a claim that are not limits.
 var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnnotation, nodeUIDAnnotation}
 
@@ -92,9 +95,12 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
 		err = fmt.Errorf("label %s: %q given, but the holder is %q", claimLabel, label, c.TokenID)
 	}
-	var identityErr error
-	c.Identity, identityErr = readIdentity(lease.Annotations)
-	if err := errors.Join(c.Check(), err, identityErr); err != nil {
+	var rules []claimRule
+	err = errors.Join(err, readJSON(lease.Annotations, identityAnnotation, &c.Identity), readJSON(lease.Annotations, rulesAnnotation, &rules))
+	for _, r := range rules {
+		c.Limits.Rules = append(c.Limits.Rules, tokens.Rule{Name: r.Name, Limits: tokens.Limits{CertificateDuration: time.Duration(r.Seconds) * time.Second, Rejoin: r.Rejoin}})
+	}
+	if err := errors.Join(c.Check(), err); err != nil {
 		return tokens.Claim{}, fmt.Errorf("the Lease %s is a malformed claim, and its node name stays taken: repair the Lease, or if no machine uses the name, delete the Lease with kubectl: %w", name, err)
 	}
 	return c, nil
@@ -117,7 +123,18 @@ func entries(c tokens.Claim) (labels, annotations map[string]string) {
 		pastUntilAnnotation:    "",
 		pastDurationAnnotation: "",
 		pastRejoinAnnotation:   c.Past.Rejoin,
-		identityAnnotation:     identityText(c.Identity),
+		identityAnnotation:     "",
+		rulesAnnotation:        "",
+	}
+	if !c.Identity.IsZero() {
+		annotations[identityAnnotation] = jsonText(c.Identity)
+	}
+	if rules := c.Limits.Kept().Rules; len(rules) > 0 {
+		kept := make([]claimRule, len(rules))
+		for i, r := range rules {
+			kept[i] = claimRule{r.Name, int64(r.Limits.CertificateDuration / time.Second), r.Limits.Rejoin}
+		}
+		annotations[rulesAnnotation] = jsonText(kept)
 	}
 	if !c.Past.Until.IsZero() {
 		annotations[pastUntilAnnotation] = c.Past.Until.UTC().Format(time.RFC3339)
@@ -183,30 +200,35 @@ func changed(before, after map[string]string) map[string]any {
 	return values
 }
 
-// identityText returns an Identity as JSON; empty for the zero Identity.
-func identityText(i tokens.Identity) string {
-	if i.IsZero() {
-		return ""
-	}
-	text, err := json.Marshal(i)
+// A claimRule is a [tokens.Rule] in rulesAnnotation.
+type claimRule struct {
+	Name    string `json:"name"`
+	Seconds int64  `json:"certificateSeconds,omitempty"`
+	Rejoin  string `json:"rejoin,omitempty"`
+}
+
+// jsonText returns a value as JSON.
+func jsonText(value any) string {
+	text, err := json.Marshal(value)
 	if err != nil { // cannot happen: Check has checked the times
 		return ""
 	}
 	return string(text)
 }
 
-// readIdentity returns the Identity in the annotations. It returns an error for a malformed value.
-func readIdentity(annotations map[string]string) (i tokens.Identity, err error) {
-	value, given := annotations[identityAnnotation]
+// readJSON reads an annotation. It returns an error for a malformed value.
+func readJSON[T any](annotations map[string]string, name string, into *T) error {
+	value, given := annotations[name]
 	if !given {
-		return i, nil
+		return nil
 	}
 	decoder := json.NewDecoder(strings.NewReader(value))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&i); err != nil || decoder.More() {
-		return tokens.Identity{}, fmt.Errorf("%s: %.100q given, want a JSON object as kubejoin writes it", identityAnnotation, value)
+	if err := decoder.Decode(into); err != nil || decoder.More() {
+		*into = *new(T)
+		return fmt.Errorf("%s: %.100q given, want JSON as kubejoin writes it", name, value)
 	}
-	return i, nil
+	return nil
 }
 
 // readPast returns the Past in the annotations. It returns an error for malformed values.

@@ -35,6 +35,7 @@ type Store struct {
 	secrets typedcorev1.SecretInterface
 	cache   *kubecache.Cache[*corev1.Secret, *cachedToken]
 
+	rules    func() []tokens.LimitRule // nil without rules
 	getCalls batch.Queue[struct{}, *getCall]
 	fresh    freshness.Freshness
 }
@@ -46,8 +47,8 @@ type cachedToken struct {
 	secret *corev1.Secret
 }
 
-func decodeCachedToken(secret *corev1.Secret) (*cachedToken, error) {
-	r, err := decode(secret)
+func (s *Store) decodeCached(secret *corev1.Secret) (*cachedToken, error) {
+	r, err := s.decode(secret)
 	if err != nil || r.Limits.NodeLimit() == 0 {
 		secret = nil
 	}
@@ -63,23 +64,52 @@ var _ tokens.Store = (*Store)(nil)
 // The Store logs Secrets that are not valid tokens, once for each of their changes, and failures to watch
 // the API server. If log is nil, it logs nothing.
 func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*Store, error) {
+	return OpenWithRules(ctx, client, nil, log)
+}
+
+// OpenWithRules returns a Store like [Open]. The [tokens.Limits] of each token that it reads have the rules that match the
+// token. Call [Store.RulesChanged] when rules returns others.
+func OpenWithRules(ctx context.Context, client kubernetes.Interface, rules func() []tokens.LimitRule, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
-	c := kubecache.Open(ctx, client, secrets, onlyTokens, kubecache.Config[*corev1.Secret, *cachedToken]{
+	s := &Store{secrets: secrets, rules: rules}
+	s.cache = kubecache.Open(ctx, client, secrets, onlyTokens, kubecache.Config[*corev1.Secret, *cachedToken]{
 		What:    "bootstrap tokens",
-		Decode:  decodeCachedToken,
+		Decode:  s.decodeCached,
 		Changed: func(name string, c *cachedToken, err error) { report(log, name, c.Record, err) },
 		Log:     log,
 	})
-	return &Store{secrets: secrets, cache: c, fresh: freshness.Freshness{
+	s.fresh = freshness.Freshness{
 		What: "bootstrap tokens", Log: log,
 		Prove: func() (freshness.Current, error) {
 			return freshness.ListVersions(ctx, client, metav1.NamespaceSystem, "secrets", "fieldSelector", onlyTokens)
 		},
-		Price: func() int { n, _ := c.Len(); return 4 + n/tokensPerRead },
-	}}, nil
+		Price: func() int { n, _ := s.cache.Len(); return 4 + n/tokensPerRead },
+	}
+	return s, nil
+}
+
+// RulesChanged makes the Store read all tokens again, with the rules that apply now. Live reads have these rules at once,
+// others soon.
+func (s *Store) RulesChanged() { s.cache.DecodeAgain() }
+
+// decode returns the record in a Secret, with the rules that match it. No other function reads the tokens of a Store.
+func (s *Store) decode(secret *corev1.Secret) (tokens.Record, error) {
+	r, err := decode(secret)
+	if err != nil || s.rules == nil {
+		return r, err
+	}
+	for _, rule := range s.rules() {
+		if rule.Matches(r, secret.Labels) {
+			r.Limits.Rules = append(r.Limits.Rules, rule.Rule)
+		}
+	}
+	if len(r.Limits.Rules) > 0 && r.Limits.Problem == nil { // for example, the names that a rule lets the token count need more space than is left
+		r.Limits.Problem = r.Limits.Check()
+	}
+	return r, nil
 }
 
 // onlyTokens is a field selector. With it, the API server does not send other Secrets.
@@ -159,7 +189,7 @@ func (s *Store) getAll(ctx context.Context, all []*getCall) {
 			for i := range list.Items {
 				secret := &list.Items[i]
 				id, isToken := strings.CutPrefix(secret.Name, api.BootstrapTokenSecretPrefix)
-				if r, err := decode(secret); isToken && err == nil && ids[id] != nil {
+				if r, err := s.decode(secret); isToken && err == nil && ids[id] != nil {
 					setAll(ids[id], r, nil)
 					delete(ids, id)
 				}
@@ -189,7 +219,7 @@ func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Reco
 	if err != nil {
 		return nil, tokens.Record{}, failure("get", id, err)
 	}
-	r, err := decode(secret)
+	r, err := s.decode(secret)
 	if err != nil {
 		return nil, tokens.Record{}, fmt.Errorf("get token %s: %w: %w", id, tokens.ErrNotFound, err)
 	}
@@ -244,7 +274,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	case err != nil: // a NotFound error here would be about the namespace, not the token
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
 	}
-	return decode(secret)
+	return s.decode(secret)
 }
 
 // Update implements [tokens.Store]. It writes only the fields that change has altered, and leaves everything
@@ -284,7 +314,7 @@ func (s *Store) write(ctx context.Context, secret *corev1.Secret, before tokens.
 		return tokens.Record{}, err
 	}
 	apply(secret, before, after)
-	r, err := decode(secret)
+	r, err := s.decode(secret)
 	if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
 		return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
 	}
@@ -297,7 +327,7 @@ func (s *Store) write(ctx context.Context, secret *corev1.Secret, before tokens.
 	case err != nil:
 		return tokens.Record{}, failure("update", id, err)
 	}
-	return decode(updated)
+	return s.decode(updated)
 }
 
 // Delete implements [tokens.Store].

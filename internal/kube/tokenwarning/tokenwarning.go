@@ -86,7 +86,7 @@ func CA(authority *signer.Authority, otherwise Warning) Warning {
 // token's certificate duration if that is shorter.
 func noticeOfCA(end time.Time, lifetime time.Duration, made tokens.Record, now time.Time) string {
 	lifetime = cmp.Or(lifetime, signer.DefaultDuration)
-	if d := made.Limits.CertificateDuration; d > 0 && d < lifetime {
+	if d := made.Limits.Strictest().CertificateDuration; d > 0 && d < lifetime {
 		lifetime = d
 	}
 	if caexpiry.Expired(end, lifetime, now) {
@@ -100,7 +100,7 @@ func Duration(authority *signer.Authority) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		const name = certificates.KubeAPIServerClientKubeletSignerName
 		nodes, _ := authority.Signer(name)
-		p, d := nodes.Profile(), made.Limits.CertificateDuration
+		p, d := nodes.Profile(), made.Limits.Strictest().CertificateDuration
 		if !made.Authentication || d == 0 || d >= p.Min || d > p.Max {
 			return ""
 		}
@@ -207,7 +207,7 @@ func Check(ready func(context.Context) error) Warning {
 // KubeletClient warns if control planes that join with the token break kubectl logs and exec.
 func KubeletClient(client kubernetes.Interface) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
-		if made.Limits.Role != tokens.RoleControlPlane {
+		if made.Limits.Strictest().Role != tokens.RoleControlPlane {
 			return ""
 		}
 		return accessreview.KubeletClient(ctx, client)
