@@ -139,7 +139,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	for flag, file := range map[string]string{
 		"cluster-signing-key-url":   socket,
 		"cluster-signing-cert-file": s.CA.CertFile, "cluster-signing-key-file": s.CA.KeyFile,
-		"cluster-signing-key-passphrase-file": s.CA.PassphraseFile, "signer-config": s.SignerConfig,
+		"cluster-signing-key-passphrase-file": s.CA.PassphraseFile, "signer-config": s.SignerConfig, "token-limits": s.cluster.TokenLimits,
 		"tls-cert-file": s.TLS.CertFile, "tls-private-key-file": s.TLS.KeyFile,
 		"token-auth-file": s.Callers.TokenFile, "client-ca-file": s.Callers.ClientCAFile,
 		"webhook-client-ca-file": s.Webhook.ClientCAFile, "cluster-signing-key-ca-file": s.CA.Remote.CAFile,

@@ -122,6 +122,7 @@ or a client certificate of --client-ca-file. Admins in --token-auth-file may do 
 	cmd.Flags().SortFlags = false
 	o.register(cmd.Flags())
 	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
+	_ = cmd.MarkFlagFilename("token-limits", "yaml", "yml")
 	complete(cmd, "controllers", append([]string{"*"}, daemon.ControllerNames...)...)
 	return cmd
 }
@@ -179,6 +180,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.Float64Var(&o.CA.RotationQPS, "ca-rotation-qps", defaultRotationQPS, "during a CA rotation: how many kubelets per second renew; kubejoin issues certificates that are short enough for it")
 	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder with a control plane's certificates and keys, for example "+kubeadmcerts.DefaultDir+", with which control planes join by one request and kubejoin finds failed members of etcd (default: kubejoin refuses such requests)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
+	f.StringVar(&o.cluster.TokenLimits, "token-limits", "", "file with rules that limit tokens, also those that other programs make, re-read when it changes; see 'kubejoin token-limits --help'")
 	choiceVar(f, &o.existingNodes, "existing-nodes", denyExisting, "%s a first client certificate for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'", denyExisting, allowExisting)
 	listVar(f, &o.NodeRules.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
 	durationVar(f, &o.NodeRules.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")

@@ -107,6 +107,7 @@ func (o *serveOptions) checkFiles(m *mistakes) {
 	m.when(o.CA.PassphraseFile != "" && o.CA.KeyFile == "", "--cluster-signing-key-passphrase-file: needs --cluster-signing-key-file, the key that it decrypts")
 	o.checkRemoteKey(m)
 	m.when(o.SignerConfig == "" && o.given("signer-config"), "--signer-config: is empty, want a file")
+	m.when(o.cluster.TokenLimits == "" && o.given("token-limits"), "--token-limits: is empty, want a file")
 	m.when(o.IssuanceRecord == "" && o.given("issuance-record"), "--issuance-record: is empty, want a file, or - for standard output")
 }
 
@@ -208,6 +209,7 @@ func (o *serveOptions) checkTokenStore(m *mistakes) {
 	} else {
 		m.excludes(o.given, "needs --token-store=etcd", "etcd-servers", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix")
 	}
+	m.when(o.cluster.TokenLimits != "" && (o.tokenStore == storeFile || o.tokenStore == storeEtcd), "--token-limits: excludes --token-store=%s, whose tokens only kubejoin makes: give limits to 'kubejoin token create'", o.tokenStore)
 	m.when(o.IssuanceRetention < 0, "--issuance-retention: %s given, want 0 or more, for example 2160h", o.IssuanceRetention)
 	m.when(o.tokenStore == storeFile && o.cluster.LeaderElect && o.given("leader-elect"), "--leader-elect: excludes --token-store=file, which supports only one replica")
 	m.when(o.cluster.Kubeconfig != "" && (o.tokenStore == "" || o.tokenStore == storeKubernetes) && o.given("data-dir"), "--data-dir: needs standalone mode, --token-store=file or --token-store=etcd; --kubeconfig stores tokens in the cluster")
@@ -232,7 +234,7 @@ func (o *serveOptions) checkOnCluster(enabled map[string]bool, m *mistakes) {
 func (o *serveOptions) checkStandalone(m *mistakes) {
 	var found mistakes
 	found.excludes(o.given, "needs a cluster: give --kubeconfig",
-		"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences", "pki-dir")
+		"shadow", "leader-elect", "leader-elect-resource-namespace", "leader-elect-resource-name", "kube-api-qps", "kube-api-burst", "api-audiences", "pki-dir", "token-limits")
 	found.when(o.tokenStore == storeKubernetes, "--token-store: kubernetes needs a cluster: give --kubeconfig")
 	for _, name := range o.controllers {
 		found.when(name == daemon.BootstrapSigner || strings.HasPrefix(name, "csr-"), "--controllers: %s needs a cluster: give --kubeconfig", name)

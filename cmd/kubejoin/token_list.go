@@ -14,7 +14,8 @@ func tokenListCommand() *cobra.Command {
 		Long: `List bootstrap tokens, with the columns of kubeadm and the status: ready (each of its usages
 works), expires soon (in less than ten minutes), spent, expired, unsigned, unknown (cluster-info
 cannot be read) or invalid. JSON has active for the first two. -o wide adds some of the nodes
-that have joined, and the limits.
+that have joined, and the limits. With a kubeconfig, the command does not know the rules of
+'kubejoin serve --token-limits'.
 
 --show-secrets shows whole tokens. It needs a kubeconfig: a kubejoin server returns the
 secret of a token only when it creates the token.` + remoteHelp,

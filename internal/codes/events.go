@@ -39,6 +39,8 @@ var (
 	SignerConfigReplaced   = event("SignerConfigReplaced", normal)
 	SignerConfigUnusable   = event("SignerConfigUnusable", warning)
 	SigningFailed          = event("SigningFailed", warning)
+	TokenLimitsReplaced    = event("TokenLimitsReplaced", normal)
+	TokenLimitsUnusable    = event("TokenLimitsUnusable", warning)
 )
 
 // Refused returns the Event of a request that was denied, has failed, or is no longer retried.

@@ -66,9 +66,11 @@ type ClusterOptions struct {
 	QPS        float32 // 0: unlimited
 	Burst      int     // 0: same as QPS
 	OwnTokens  bool    // tokens are in a file in DataDir or in Etcd, instead of Secrets
-	Shadow     bool
-	PKIDir     string   // empty: kubejoin uploads no certificates of control planes
-	Audiences  []string // a bearer token of the cluster must have one of these audiences
+	// TokenLimits is a file with rules for tokens in Secrets; empty without rules.
+	TokenLimits string
+	Shadow      bool
+	PKIDir      string   // empty: kubejoin uploads no certificates of control planes
+	Audiences   []string // a bearer token of the cluster must have one of these audiences
 
 	LeaderElect               bool
 	LeaseNamespace, LeaseName string

@@ -43,8 +43,12 @@ func (c *connection) openTokens() (stores, error) {
 	if c.OwnTokens {
 		return c.openOwnStores()
 	}
-	store, err := secretstore.Open(c.watch, c.client, c.log)
+	var store *secretstore.Store
+	rules, err := c.loadTokenLimits(func() { store.RulesChanged() })
 	if err != nil {
+		return stores{}, err
+	}
+	if store, err = secretstore.OpenWithRules(c.watch, c.client, rules, c.log); err != nil {
 		return stores{}, err
 	}
 	c.check("tokens", func(ctx context.Context) error {

@@ -107,7 +107,7 @@ const everything = "testdata/everything.yaml"
 
 // byValue are the flags that a value of another name sets.
 var byValue = map[string]string{
-	"listen": "port", "advertise": "advertise", "signer-config": "signerConfig",
+	"listen": "port", "advertise": "advertise", "signer-config": "signerConfig", "token-limits": "tokenLimits",
 	"cluster-signing-cert-file": "ca", "cluster-signing-key-file": "ca",
 }
 

@@ -365,6 +365,8 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"extraArgs: [--listen=:1]":                                                 "extraArgs has --listen, which the chart sets: use the value port",
 		"{flags: {user-qps: 1}, extraArgs: [--user-qps=2]}":                        "use the value flags.user-qps",
 		"{signerConfig: a, extraArgs: [--signer-config=b]}":                        "use the value signerConfig",
+		"{tokenLimits: a, extraArgs: [--token-limits=b]}":                          "use the value tokenLimits",
+		"{tokenLimits: a, mounts: [{path: /etc/kubejoin/config, secret: a}]}":      "mounts[0] has path /etc/kubejoin/config, where tokenLimits is",
 		"access: {viewers: [{kind: ServiceAccount, name: a}]}":                     `ServiceAccount "a" has no namespace`,
 		"{ca: {source: none}, flags: {tls-cert-file: a, tls-private-key-file: b}}": "csr-signer has no CA",
 		// the schema

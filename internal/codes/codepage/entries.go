@@ -19,6 +19,7 @@ const (
 	otherSigner  = "switch one of the two off: docs/migrate-from-kube-controller-manager.md"
 	comeBack     = "let the machine come back: docs/revocation.md#let-a-machine-come-back"
 	signerFile   = "`kubejoin signer-config check FILE`"
+	limitsFile   = "`kubejoin token-limits check FILE`"
 	applyAll     = "`kubectl apply -f deploy/manifests`"
 	fewerTokens  = "delete tokens that no machine joins with, or `kubejoin serve --advertise HOST:PORT`"
 	restoreFiles = "restore the files"
@@ -130,6 +131,8 @@ var events = []Entry{
 	on("Lease", codes.CAExpired, "the CA has expired; kubejoin signs nothing", renewCA),
 	on("Lease", codes.SignerConfigReplaced, "the signer file or one of its CAs changed, and is in use", ""),
 	on("Lease", codes.SignerConfigUnusable, "the new signer file is unusable, and the last valid one stays in use", signerFile),
+	on("Lease", codes.TokenLimitsReplaced, "the file of `--token-limits` changed, and is in use", ""),
+	on("Lease", codes.TokenLimitsUnusable, "the new file of `--token-limits` is unusable, and the last valid one stays in use", limitsFile),
 	on("Lease", codes.ClusterInfoFillsUp, "cluster-info is 80 % full", fewerTokens),
 	on("Lease", codes.ClusterInfoFull, "cluster-info has no space for another signature", fewerTokens),
 	on("Lease", codes.CARotation, "a stage of a CA rotation began, or the rotation ended", "`kubejoin ca status`"),
@@ -152,6 +155,7 @@ var readiness = []Entry{
 	{Readiness, "revocations", "failure", "kubejoin never listed the ConfigMaps of revocations", "read the log: API server or permissions"},
 	{Readiness, "signer-config", "failure", "the new signer file is unusable, or one of its CAs has expired", signerFile},
 	{Readiness, "signer-config", "notice", "a CA of the signer file ends soon, or clients refuse its certificates", signerFile},
+	{Readiness, "token-limits", "failure", "the new file of `--token-limits` is unusable", limitsFile},
 	{Readiness, "tokens", "failure", "kubejoin never listed the Secrets, or cannot read `kubejoin.db` or etcd", "read the log: API server, permissions or disk"},
 	{Readiness, "etcd-writes", "notice", "etcd refused the last write", "read the log: space or permissions"},
 	{Readiness, "cluster-info", "failure", "cluster-info is missing, unread or unusable", "`kubejoin doctor`"},

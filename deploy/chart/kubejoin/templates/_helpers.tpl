@@ -53,6 +53,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.signerConfig }}
 - --signer-config=/etc/kubejoin/config/signers.yaml
 {{- end }}
+{{- if .Values.tokenLimits }}
+- --token-limits=/etc/kubejoin/config/token-limits.yaml
+{{- end }}
 {{- $names := get .Values.flags "tls-san" | default list }}
 {{- if .Values.service.enabled }}
 {{- $names = prepend $names (printf "kubejoin.%s.svc" .Release.Namespace) }}
@@ -163,7 +166,7 @@ spec:
     resources:
       {{- toYaml . | nindent 6 }}
     {{- end }}
-    {{- if or (ne .Values.ca.source "none") .Values.signerConfig .Values.mounts }}
+    {{- if or (ne .Values.ca.source "none") .Values.signerConfig .Values.tokenLimits .Values.mounts }}
     volumeMounts:
     {{- if ne .Values.ca.source "none" }}
     {{- if and (eq .Values.ca.source "hostPath") (index .Values.flags "cluster-signing-key-url") }}
@@ -175,7 +178,7 @@ spec:
       mountPath: {{ include "kubejoin.caMount" . | quote }}
       readOnly: true
     {{- end }}
-    {{- if .Values.signerConfig }}
+    {{- if or .Values.signerConfig .Values.tokenLimits }}
     - name: config
       mountPath: /etc/kubejoin/config
       readOnly: true
@@ -204,7 +207,7 @@ spec:
     secret: {secretName: {{ .Values.ca.secret | quote }}, defaultMode: 0440}
     {{- end }}
   {{- end }}
-  {{- if .Values.signerConfig }}
+  {{- if or .Values.signerConfig .Values.tokenLimits }}
   - name: config
     configMap: {name: kubejoin}
   {{- end }}
