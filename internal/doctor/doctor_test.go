@@ -520,6 +520,10 @@ var diagnoses = map[string]struct {
 		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
 		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(-spentDelay)
 	}, nil},
+	"unsigned token that counts nodes by a rule of kubejoin": {func(_ *testing.T, f *Facts) {
+		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 0, []string{"worker-1"}, f.Time.Add(-spentDelay)
+	}, nil},
 	"unsigned spent token, created a moment ago": {func(_ *testing.T, f *Facts) {
 		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
 		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(1-spentDelay)

@@ -228,6 +228,23 @@ func TestExplain(t *testing.T) {
 			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is limited to other names (a, b, c and 1 more); create another token with: " + another,
 			next:     []string{another},
 		},
+		"wrong name for a rule": { // which may limit another token as well
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", byRule(tokens.Limits{NodeNames: []string{"auto-*"}}))}, ClusterInfo: signed},
+			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
+			sentence: "its certificate request was created 40 s ago and is not approved: rule scaler of --token-limits limits its token abcdef to other names (auto-*)",
+		},
+		"refused for a rule": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("NodeNameNotAllowed", "rule scaler of --token-limits"))}, Tokens: []tokens.Record{token(t, "abcdef", byRule(tokens.Limits{NodeNames: []string{"auto-*"}}))}},
+			state: explain.NodeNameNotAllowed, since: before(30 * time.Second),
+			sentence: "refused 30 s ago: rule scaler of --token-limits",
+			next:     []string{"kubectl describe csr csr-1"},
+		},
+		"token spent for a rule": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", byRule(tokens.Limits{MaxNodes: 1}), func(r *tokens.Record) { r.Nodes = []string{"worker-3"} })}, ClusterInfo: signed},
+			state: explain.TokenSpent, since: before(40 * time.Second),
+			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is spent: it was for 1 node by rule scaler of --token-limits, and worker-3 used it; create another token with: " + another,
+			next:     []string{another},
+		},
 		"token to replace another Node": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, ClusterInfo: signed,
 				Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "worker-8", UID: "u"} })}},

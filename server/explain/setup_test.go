@@ -47,6 +47,10 @@ func usedUp(by ...string) func(*tokens.Record) {
 	return func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = len(by), by }
 }
 
+func byRule(l tokens.Limits) func(*tokens.Record) {
+	return func(r *tokens.Record) { r.Limits.Rules = []tokens.Rule{{Name: "scaler", Limits: l}} }
+}
+
 func expired(r *tokens.Record) { r.Expires = before(2 * time.Hour) }
 
 func fresh(r *tokens.Record) { r.Created = now }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -108,6 +109,21 @@ func TestTokenHasClaimedNodes(t *testing.T) {
 	v := operations.ReadView(t.Context(), info{err: errNode}, storetest.Fail(errNode).Claims(store.Claims()))
 	if got := v.Token(r).Nodes; len(v.Unread) != 2 || !errors.Is(v.Unread[0].Err, errNode) || !errors.Is(v.Unread[1].Err, errNode) || !slices.Equal(got, []string{"b"}) {
 		t.Errorf("got nodes %q without %v, want only the counted node", got, v.Unread)
+	}
+}
+
+// A response shows the limits that hold, and the rule that sets each.
+func TestTokenHasLimitsOfRules(t *testing.T) {
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits = tokens.Limits{MaxNodes: 5, Role: tokens.RoleControlPlane, Rules: []tokens.Rule{
+		{Name: "scaler", Limits: tokens.Limits{MaxNodes: 1, NodeNames: []string{"auto-*"}, Rejoin: tokens.RejoinDeny}},
+		{Name: "all", Worker: true, Limits: tokens.Limits{MaxNodes: 9, CertificateDuration: time.Hour}},
+	}}
+	r.Nodes = []string{"auto-1"}
+	got := operations.ReadView(t.Context(), signedBy(t, r.Token), nil).Token(r)
+	by := map[string]string{"maxNodes": "scaler", "nodeNames": "scaler", "rejoin": "scaler", "certificateDuration": "all", "role": "all"}
+	if got.Status != api.StatusSpent || got.MaxNodes != 1 || !slices.Equal(got.NodeNames, []string{"auto-*"}) || got.Rejoin != "deny" || got.Role != "" || got.CertificateDuration != "1h0m0s" || !maps.Equal(got.LimitedBy, by) {
+		t.Errorf("got %+v, want the strictest limits, by %v", got, by)
 	}
 }
 
