@@ -81,7 +81,10 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		UID:     string(lease.UID),
 		Version: lease.ResourceVersion,
 	}
+	var rules []claimRule
+	var rulesErr error
 	if label == held { // an earlier version does not remove these annotations when it releases a claim
+		rulesErr = readJSON(lease.Annotations, rulesAnnotation, &rules)
 		c.ReadyBefore = lease.Annotations[readyBeforeAnnotation]
 		c.ReadyAgain = lease.Annotations[readyAgainAnnotation] != ""
 	}
@@ -95,8 +98,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
 		err = fmt.Errorf("label %s: %q given, but the holder is %q", claimLabel, label, c.TokenID)
 	}
-	var rules []claimRule
-	err = errors.Join(err, readJSON(lease.Annotations, identityAnnotation, &c.Identity), readJSON(lease.Annotations, rulesAnnotation, &rules))
+	err = errors.Join(err, rulesErr, readJSON(lease.Annotations, identityAnnotation, &c.Identity))
 	for _, r := range rules {
 		c.Limits.Rules = append(c.Limits.Rules, tokens.Rule{Name: r.Name, Limits: tokens.Limits{CertificateDuration: time.Duration(r.Seconds) * time.Second, Rejoin: r.Rejoin}})
 	}
@@ -168,7 +170,7 @@ func patchLease(before, after tokens.Claim) ([]byte, error) {
 	wasLabels, was := entries(before)
 	labels, annotations := entries(after)
 	// Earlier versions kept all requests, which decodeLease shortens. They may have left the others on a released claim.
-	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation} {
+	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation, rulesAnnotation} {
 		delete(was, key)
 	}
 	patch := map[string]any{"metadata": map[string]any{

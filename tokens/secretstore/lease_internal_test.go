@@ -52,12 +52,19 @@ func TestFormatOfLease(t *testing.T) {
 			"kubejoin.io/token-uid": "u", "kubejoin.io/node-uid": "n", "kubejoin.io/requests": "3,4,5",
 			"replaced.kubejoin.io/ready-before": "spell", "replaced.kubejoin.io/ready-again": "true",
 		}},
+		{name: "rules", change: func(c *tokens.Claim) {
+			c.ReadyBefore, c.ReadyAgain = "", false
+			c.Limits.Rules = []tokens.Rule{{Name: "a", Limits: tokens.Limits{CertificateDuration: time.Hour}}, {Name: "b", Limits: tokens.Limits{Rejoin: tokens.RejoinDeny}}}
+		}, labels: map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "def456"}, annotations: map[string]string{
+			"kubejoin.io/token-uid": "u", "kubejoin.io/node-uid": "n", "kubejoin.io/requests": "3,4,5",
+			"rules.kubejoin.io/limits": `[{"name":"a","certificateSeconds":3600},{"name":"b","rejoin":"deny"}]`,
+		}},
 		{name: "released", change: func(c *tokens.Claim) {
 			*c = c.AfterRelease(tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 8 * time.Hour})
 		}, labels: map[string]string{"kubejoin.io/claim": "released"}, annotations: map[string]string{
 			"released.kubejoin.io/until": "2031-02-03T04:05:06Z", "released.kubejoin.io/certificate-duration": "8h0m0s",
 		}},
-		{name: "claimed again", change: func(c *tokens.Claim) { c.TokenID, c.TokenUID = "abc123", "v" },
+		{name: "claimed again, with what an earlier version left", edit: func(a map[string]string) { a["rules.kubejoin.io/limits"] = `[{"name":"a","rejoin":"deny"}]` }, change: func(c *tokens.Claim) { c.TokenID, c.TokenUID = "abc123", "v" },
 			labels: map[string]string{"kubejoin.io/claim": "true", "kubejoin.io/token-id": "abc123"}, annotations: map[string]string{
 				"kubejoin.io/token-uid": "v", "released.kubejoin.io/until": "2031-02-03T04:05:06Z", "released.kubejoin.io/certificate-duration": "8h0m0s",
 			}},

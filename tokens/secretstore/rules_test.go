@@ -57,6 +57,11 @@ func TestRules(t *testing.T) {
 	if !r.Spent() || r.Limits.AllowsName("worker-1") {
 		t.Errorf("got %+v, want a spent token for auto-*", r.Limits)
 	}
+	if made := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t); made.Limits.NodeLimit() != 0 {
+		t.Errorf("got %+v for a token without the label, want no limit", made.Limits)
+	} else if err := s.Delete(t.Context(), made); err != nil {
+		t.Error(err)
+	}
 	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{"kubejoin.io/nodes": "+auto-1,+auto-2"})
 
 	// The claim has what renewals need, and nothing that would come back on the Secret.

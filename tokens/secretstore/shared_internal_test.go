@@ -23,7 +23,7 @@ func limitedToken(nodes ...string) *corev1.Secret {
 
 func idOf(secret *corev1.Secret) string { return secret.Name[len(secret.Name)-6:] }
 
-// Calls of Get that wait for an earlier one share a list. Each still gets its own token or error.
+// Calls of Get that wait for an earlier one share a list. Each still gets its own token or error, with the rules that apply.
 func TestConcurrentGetsShareOneList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		counted, also, fresh, damaged := limitedToken("worker-1"), limitedToken("worker-2"), limitedToken(), limitedToken("worker-3")
@@ -31,12 +31,14 @@ func TestConcurrentGetsShareOneList(t *testing.T) {
 		client := fake.NewClientset(counted, also, fresh, damaged)
 		leave := make(chan struct{})
 		client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) { <-leave; return false, nil, nil })
-		s := &Store{secrets: client.CoreV1().Secrets("kube-system")}
+		s := &Store{secrets: client.CoreV1().Secrets("kube-system"), rules: func() []tokens.LimitRule {
+			return []tokens.LimitRule{{Rule: tokens.Rule{Name: "all", Limits: tokens.Limits{MaxNodes: 1}}}}
+		}}
 		var asking sync.WaitGroup
 		get := func(id string, want error, nodes ...string) {
 			asking.Go(func() {
 				r, err := s.Get(t.Context(), id, tokens.Live)
-				if !errors.Is(err, want) || err == nil && (r.Token.ID() != id || !slices.Equal(r.Nodes, nodes)) {
+				if !errors.Is(err, want) || err == nil && (r.Token.ID() != id || !slices.Equal(r.Nodes, nodes) || r.Limits.NodeLimit() != 1) {
 					t.Errorf("Get of %s: got %+v, %v, want nodes %q and error %v", id, r, err, nodes, want)
 				}
 			})
