@@ -13,6 +13,7 @@ import (
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(config.Default))
+	f.Add([]byte(limitsHead + "rules: [{name: a, match: {labels: {a: b}}, maxNodes: 1}]\n"))
 	f.Add([]byte("a: &a [*a]\n"))
 	f.Add([]byte(strings.Repeat("[", 10_000)))
 	f.Add([]byte(strings.Repeat("{a: ", 5_000)))
@@ -25,6 +26,9 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(whole + "- name: example.com/x\n  usages: [server auth]\n  names: {dns: [" + strings.Repeat("a*-*.example.com,", 100) + "]}\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzing.RunWithinLimit(t, func() {
+			if rules, err := config.ParseTokenLimits("file", content); (err == nil) != (len(rules) > 0) || err != nil && !strings.HasPrefix(err.Error(), "file") {
+				t.Errorf("got %d rules, %v", len(rules), err)
+			}
 			c, err := config.Parse("file", content)
 			if err != nil {
 				var all config.Errors

@@ -135,21 +135,29 @@ func TestJoinCommandFailsWithoutBootstrapSigner(t *testing.T) {
 // kube-controller-manager does not take for one, or whose token it deletes at once.
 func TestOwnerDeletesToken(t *testing.T) {
 	harness.Parallel(t)
-	s := harness.PrepareSite(t, cluster.Options{})
+	s := harness.NewSite(t, cluster.Options{})
 	must.Value(s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"))(t)
 	nodes, secrets := s.Client().CoreV1().Nodes(), s.Client().CoreV1().Secrets(metav1.NamespaceSystem)
 	var owned []string
 	for _, name := range []string{"machine-1", "machine-2"} {
-		must.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+		node := must.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		token := s.ParseToken(t, s.CLI(t, "token", "create", "--wait=0", "--owner=v1/Node/"+name))
-		owned = append(owned, "bootstrap-token-"+token.ID())
+		_, served := s.JoinArgs(t, "?owner=v1/Node/"+name+"/"+string(node.UID))
+		owned = append(owned, "bootstrap-token-"+token.ID(), "bootstrap-token-"+served.ID())
+	}
+	if _, err := s.JoinCommand(t, "?owner=v1/Node/machine-2"); err == nil || !strings.Contains(err.Error(), "owner: UID is missing") {
+		t.Errorf("over HTTPS, without a UID: got %v, want a refusal", err)
 	}
 	must.OK(t, nodes.Delete(t.Context(), "machine-1", metav1.DeleteOptions{}))
 	harness.Wait(t, "the deletion of the token", func() error {
-		if _, err := secrets.Get(t.Context(), owned[0], metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the token of a deleted Node: got %v, want not found", err)
+		for _, name := range owned[:2] {
+			if _, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s of a deleted Node: got %v, want not found", name, err)
+			}
 		}
 		return nil
 	})
-	must.Value(secrets.Get(t.Context(), owned[1], metav1.GetOptions{}))(t)
+	for _, name := range owned[2:] {
+		must.Value(secrets.Get(t.Context(), name, metav1.GetOptions{}))(t)
+	}
 }

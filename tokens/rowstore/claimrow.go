@@ -58,6 +58,9 @@ func normalizedIdentity(i tokens.Identity) tokens.Identity {
 
 // encodeClaim returns the row of a claim, without its Version.
 func encodeClaim(c tokens.Claim) ([]byte, error) {
+	if len(c.Limits.Rules) > 0 { // a renewal would last longer than a rule allows
+		return nil, &tokens.FieldError{Field: "rules", Err: fmt.Errorf("%d given, want none: only claims in Leases keep them (%w)", len(c.Limits.Rules), tokens.ErrRefused)}
+	}
 	v, err := json.Marshal(claim{
 		TokenID:  c.TokenID,
 		TokenUID: c.TokenUID,

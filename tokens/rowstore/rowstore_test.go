@@ -423,9 +423,13 @@ func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 	}
 }
 
-// A token whose owner is lost would outlive it.
-func TestRefusesOwner(t *testing.T) {
+// A token whose owner is lost would outlive it, and a claim without its rules would not limit renewals.
+func TestRefusesWhatRowsDoNotKeep(t *testing.T) {
 	s := memdb.Open()
+	ruled := tokens.Claim{Node: "worker-1", TokenID: "abcdef", Limits: tokens.Limits{Rules: []tokens.Rule{{Name: "a", Limits: tokens.Limits{Rejoin: tokens.RejoinDeny}}}}}
+	if _, err := storetest.CreateClaim(t.Context(), s.Claims(), ruled); !errors.Is(err, tokens.ErrRefused) {
+		t.Errorf("got %v, want a refusal of rules", err)
+	}
 	r := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), 0, time.Now())))(t)
 	owner := tokens.Owner{APIVersion: "v1", Kind: "Node", Name: "worker-7", UID: "u"}
 	_, updated := s.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Owner = owner; return nil })
