@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -78,7 +78,7 @@ func openTokenLimits(stdin io.Reader, file string) ([]tokens.LimitRule, error) {
 }
 
 func ruleRow(r tokens.LimitRule) []string {
-	var matches, limits []string
+	var matches, does []string
 	if r.Description != "" {
 		matches = append(matches, fmt.Sprintf("description=%q", r.Description))
 	}
@@ -92,19 +92,11 @@ func ruleRow(r tokens.LimitRule) []string {
 		matches = []string{"every token"}
 	}
 	if n := r.Limits.MaxNodes; n > 0 {
-		limits = append(limits, fmt.Sprintf("nodes=%d", n))
+		does = append(does, fmt.Sprintf("nodes=%d", n))
 	}
-	if names := r.Limits.NodeNames; len(names) > 0 {
-		limits = append(limits, "names="+few(names, "|"))
-	}
-	if d := r.Limits.CertificateDuration; d > 0 {
-		limits = append(limits, "certificates="+safetext.Duration(d))
-	}
-	if r.Limits.Rejoin != "" {
-		limits = append(limits, "rejoin="+r.Limits.Rejoin)
-	}
+	does = append(does, limits(operations.View{}.Token(tokens.Record{Limits: r.Limits}))...)
 	if r.Worker {
-		limits = append(limits, "role=worker")
+		does = append(does, "role=worker")
 	}
-	return []string{r.Name, strings.Join(matches, ", "), strings.Join(limits, ", ")}
+	return []string{r.Name, strings.Join(matches, ", "), strings.Join(does, ", ")}
 }
