@@ -102,7 +102,7 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 	listVar(f, &o.spec.Usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing for discovery, authentication to request a certificate")
 	listVar(f, &o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
 	f.StringVar(&o.spec.Description, "description", "", "description of the token")
-	f.StringVar(&o.spec.Owner, "owner", "", "owner of the token: "+tokens.OwnerForm+"; with a kubeconfig, UID may be left out")
+	f.StringVar(&o.spec.Owner, "owner", "", "cluster-scoped object that the token ends with: "+tokens.OwnerForm+"; UID is optional with a kubeconfig")
 	durationVar(f, &o.wait, "wait", mint.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
 	heading(f, "Token flags")
