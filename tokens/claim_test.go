@@ -129,12 +129,13 @@ func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
 func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 	binds := map[string]bool{
 		"MaxNodes": false, "NodeNames": false, "Replaces": false, "Role": false, "Problem": false, // decide who may join
-		"CertificateDuration": true, "Rejoin": true, "Rules": true,
+		"CertificateDuration": true, "Rejoin": true, "Rules": true, "Node": true,
 	}
 	all := tokens.Limits{
 		MaxNodes: 1, NodeNames: []string{"worker-1"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u"}, Role: tokens.RoleControlPlane,
 		Problem: errors.New("p"), CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny,
 		Rules: []tokens.Rule{{Name: "rule", Limits: tokens.Limits{CertificateDuration: time.Hour}}},
+		Node:  tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule", ReadyAfter: tokens.ReadyAfterLabels},
 	}
 	full := reflect.ValueOf(all)
 	for i := range full.NumField() {

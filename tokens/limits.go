@@ -64,6 +64,8 @@ type Limits struct {
 	// Rejoin is [RejoinDeny] if the nodes of the token cannot rejoin after their certificates have expired.
 	// [RejoinAllow] is the same as empty: the configuration of kubejoin decides.
 	Rejoin string
+	// Node is what a Node gets from the token. It restricts nothing, but is kept like a limit: on the claim, and in its Past.
+	Node NodeProperties
 
 	// Rules are the rules that apply to the token. No store keeps them with a token: secretstore adds those of its
 	// configuration to each token that it reads. In a claim, they are what [Limits.Kept] left.
@@ -78,14 +80,14 @@ type NodeRef struct{ Name, UID string }
 
 // IsZero reports whether there are no limits. [RejoinAllow] limits nothing.
 func (l Limits) IsZero() bool {
-	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) && l.Problem == nil &&
-		!slices.ContainsFunc(l.Rules, func(r Rule) bool { return !r.Limits.IsZero() })
+	return l.MaxNodes == 0 && len(l.NodeNames) == 0 && l.CertificateDuration == 0 && l.Replaces == NodeRef{} && l.Role == "" && (l.Rejoin == "" || l.Rejoin == RejoinAllow) &&
+		l.Node == NodeProperties{} && l.Problem == nil && !slices.ContainsFunc(l.Rules, func(r Rule) bool { return !r.Limits.IsZero() })
 }
 
 // Equal reports whether l and m set the same limits and both or neither have a Problem.
 func (l Limits) Equal(m Limits) bool {
 	return l.MaxNodes == m.MaxNodes && slices.Equal(l.NodeNames, m.NodeNames) && l.CertificateDuration == m.CertificateDuration &&
-		l.Replaces == m.Replaces && l.Role == m.Role && l.Rejoin == m.Rejoin && (l.Problem == nil) == (m.Problem == nil) && slices.EqualFunc(l.Rules, m.Rules, Rule.equal)
+		l.Replaces == m.Replaces && l.Role == m.Role && l.Rejoin == m.Rejoin && l.Node == m.Node && (l.Problem == nil) == (m.Problem == nil) && slices.EqualFunc(l.Rules, m.Rules, Rule.equal)
 }
 
 // NodeLimit returns how many nodes can join; zero means unlimited. For a token that replaces a Node, it is 1.
@@ -131,8 +133,8 @@ func (l Limits) Check() error {
 	if len(l.NodeNames) > 0 && !strings.Contains(strings.Join(l.NodeNames, ","), "*") {
 		slots = min(slots, len(l.NodeNames)) // without patterns, no other names count
 	}
-	if n, most := len(strings.Join(l.NodeNames, ",")), maxNamesBytes-slots*(dnsname.MaxLength+2); n > most && slots <= MaxNodes {
-		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed with patterns and max-nodes %d: give shorter patterns or fewer nodes", n, most, slots))
+	if n, most := len(strings.Join(l.NodeNames, ","))+len(l.Node.Labels)+len(l.Node.Taints), maxNamesBytes-slots*(dnsname.MaxLength+2); n > most && slots <= MaxNodes {
+		errs = append(errs, fieldErrorf("node-names", "%d bytes given with labels and taints, %d allowed with patterns and max-nodes %d: give shorter patterns or fewer nodes", n, most, slots))
 	}
 	switch d := l.CertificateDuration; {
 	case d == 0:
@@ -162,7 +164,7 @@ func (l Limits) Check() error {
 			errs = append(errs, fieldErrorf(e.Field, "rule %s: %w", r.Name, e.Err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.Node.check(l.Role))...)
 }
 
 // MatchNodeName reports whether name matches pattern. Each * in pattern matches any characters,

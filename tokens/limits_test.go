@@ -76,7 +76,7 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "too long together", limits: tokens.Limits{NodeNames: manyNames(tokens.MaxNodeNamesBytes)}, want: "allowed"},
 		{name: "long names for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: manyNames(60 << 10)}},
 		{name: "patterns for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 251)+"*")}},
-		{name: "longer patterns for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 252)+"*")}, want: "node-names: 3049 bytes given, 3048 allowed with patterns and max-nodes 1000"},
+		{name: "longer patterns for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 252)+"*")}, want: "node-names: 3049 bytes given with labels and taints, 3048 allowed with patterns and max-nodes 1000"},
 		{name: "longer patterns for fewer nodes", limits: tokens.Limits{MaxNodes: 999, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 252)+"*")}},
 		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m given"},
 		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
@@ -88,6 +88,33 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "replaces with slash in UID", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "8f/2b"}}, want: "replaces-node"},
 		{name: "replaces many", limits: tokens.Limits{Replaces: replaces, MaxNodes: 2}, want: "max-nodes: 2 given"},
 		{name: "replaces another", limits: tokens.Limits{Replaces: replaces, NodeNames: []string{"worker-2"}}, want: "node-names"},
+		{name: "labels", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=,node-role.kubernetes.io/db=,x.example/b=C_.d", ReadyAfter: "labels"}}},
+		{name: "taints", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "a:NoExecute,a:NoSchedule,b=c:PreferNoSchedule", ReadyAfter: "serving-certificate"}}},
+		{name: "labels for many nodes", limits: tokens.Limits{MaxNodes: 1000, Node: tokens.NodeProperties{Labels: labels(16, 252)}}, want: "with labels and taints"},
+		{name: "most labels", limits: tokens.Limits{MaxNodes: 900, Node: tokens.NodeProperties{Labels: labels(16, 252), Taints: taints(16, 252)}}},
+		{name: "17 labels", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: labels(17, 9)}}, want: "node-labels: 17 given, 16 allowed"},
+		{name: "17 taints", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: taints(17, 9)}}, want: "node-taints: 17 given, 16 allowed"},
+		{name: "unsorted labels", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "b=,a="}}, want: "want them sorted"},
+		{name: "label without value", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a"}}, want: `node-labels: "a" given, want KEY=VALUE`},
+		{name: "empty label", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=,"}}, want: "node-labels"},
+		{name: "label value", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b c"}}, want: `node-labels: value "b c"`},
+		{name: "long label value", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=" + strings.Repeat("b", 64)}}, want: "node-labels: value"},
+		{name: "control character", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b\n"}}, want: "node-labels: value"},
+		{name: "label prefix", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "A/b="}}, want: `node-labels: key "A/b"`},
+		{name: "label name", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a/=", ReadyAfter: "labels"}}, want: `node-labels: key "a/"`},
+		{name: "label twice", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=1,a=2"}}, want: "node-labels: a is given twice"},
+		{name: "host name", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "kubernetes.io/hostname=a"}}, want: "want one that the kubelet does not set"},
+		{name: "zone", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "topology.kubernetes.io/zone=a"}}, want: "want one that the cloud does not set"},
+		{name: "own label", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "kubejoin.io/a=b"}}, want: "want one that kubejoin does not set"},
+		{name: "taint of joining", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "kubejoin.io/joining:NoSchedule"}}, want: "node-taints: key kubejoin.io/joining"},
+		{name: "taint of a controller", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "node.kubernetes.io/unschedulable:NoSchedule"}}, want: "node-taints: key"},
+		{name: "taint without effect", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "a=b"}}, want: "want KEY=VALUE:EFFECT"},
+		{name: "taint effect", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "a:Never"}}, want: "want KEY=VALUE:EFFECT"},
+		{name: "taint with empty value", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "a=:NoSchedule"}}, want: "want KEY=VALUE:EFFECT"},
+		{name: "taint twice", limits: tokens.Limits{Node: tokens.NodeProperties{Taints: "a=b:NoSchedule,a=c:NoSchedule"}}, want: "node-taints: a:NoSchedule is given twice"},
+		{name: "ready after", limits: tokens.Limits{Node: tokens.NodeProperties{ReadyAfter: "never"}}, want: `node-ready-after: "never" given`},
+		{name: "ready after no labels", limits: tokens.Limits{Node: tokens.NodeProperties{ReadyAfter: "labels"}}, want: "want node-labels or node-taints"},
+		{name: "ready control plane", limits: tokens.Limits{Role: "control-plane", Node: tokens.NodeProperties{ReadyAfter: "serving-certificate"}}, want: "the taint is for workers"},
 		{name: "problem", limits: tokens.Limits{Problem: errors.New("of others")}, want: "of others"},
 	} {
 		err := test.limits.Check()
@@ -98,6 +125,20 @@ func TestLimitsCheck(t *testing.T) {
 			t.Errorf("%s: got IsZero, want not zero", test.name)
 		}
 	}
+}
+
+// labels returns n valid labels whose keys have a prefix of the given length.
+func labels(n, length int) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("%0*d/%063d=%063d", length, i, i, i)
+	}
+	return strings.Join(all, ",")
+}
+
+// taints is like labels, for taints.
+func taints(n, length int) string {
+	return strings.Join(strings.Split(labels(n, length), ","), ":NoSchedule,") + ":NoSchedule"
 }
 
 // manyNames returns different valid node names with more than n bytes in total.

@@ -26,13 +26,15 @@ type ReleasedClaim struct {
 	CertificateDuration time.Duration
 	// Rejoin is [RejoinDeny] if the machine cannot rejoin, as in the Limits of the claim, and otherwise empty.
 	Rejoin string
+	// Node is what the Node of the machine gets if it registers again.
+	Node NodeProperties
 }
 
 // leftBy returns the limits of a token that apply to a machine after it has joined. The other limits decide whether it can
 // join.
 func leftBy(l Limits) ReleasedClaim {
 	l = l.Strictest()
-	p := ReleasedClaim{CertificateDuration: l.CertificateDuration}
+	p := ReleasedClaim{CertificateDuration: l.CertificateDuration, Node: l.Node}
 	if l.Rejoin == RejoinDeny {
 		p.Rejoin = RejoinDeny
 	}
@@ -61,7 +63,7 @@ func (p ReleasedClaim) Renewed(now time.Time) ReleasedClaim {
 }
 
 func (p ReleasedClaim) equal(q ReleasedClaim) bool {
-	return p.Until.Equal(q.Until) && p.CertificateDuration == q.CertificateDuration && p.Rejoin == q.Rejoin
+	return p.Until.Equal(q.Until) && p.CertificateDuration == q.CertificateDuration && p.Rejoin == q.Rejoin && p.Node == q.Node
 }
 
 func (p ReleasedClaim) check() error {
@@ -71,7 +73,7 @@ func (p ReleasedClaim) check() error {
 	case p.Until.Nanosecond() != 0:
 		return fieldErrorf("past", "until %s given, want whole seconds", p.Until)
 	}
-	if err := (Limits{CertificateDuration: p.CertificateDuration, Rejoin: p.Rejoin}).Check(); err != nil {
+	if err := (Limits{CertificateDuration: p.CertificateDuration, Rejoin: p.Rejoin, Node: p.Node}).Check(); err != nil {
 		return &FieldError{"past", err}
 	}
 	return nil
@@ -96,7 +98,7 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
 		p = p.lasting(now.Add(max(p.CertificateDuration, longest)))
 	}
-	if p.Rejoin != "" {
+	if p.Rejoin != "" || p.Node != (NodeProperties{}) {
 		p = p.lasting(now).lasting(c.Identity.NotAfter)
 	}
 	return p

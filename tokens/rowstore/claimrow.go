@@ -34,6 +34,8 @@ type past struct {
 	Until               time.Time `json:"until"`
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
 	Rejoin              string    `json:"rejoin,omitempty"`
+
+	Node tokens.NodeProperties `json:"node,omitzero"`
 }
 
 // normalizedClaim returns c as decodeClaim will return it.
@@ -72,7 +74,7 @@ func encodeClaim(c tokens.Claim) ([]byte, error) {
 		ReadyBefore: c.ReadyBefore,
 		ReadyAgain:  c.ReadyAgain,
 
-		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second), c.Past.Rejoin},
+		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second), c.Past.Rejoin, c.Past.Node},
 		Identity: c.Identity,
 		Created:  c.Created,
 		UID:      c.UID,
@@ -108,7 +110,7 @@ func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 		ReadyBefore: w.ReadyBefore,
 		ReadyAgain:  w.ReadyAgain,
 
-		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second, Rejoin: w.Past.Rejoin},
+		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second, Rejoin: w.Past.Rejoin, Node: w.Past.Node},
 		Identity: w.Identity,
 		Created:  w.Created,
 		UID:      w.UID,

@@ -113,6 +113,8 @@ type limits struct {
 	Replaces            *nodeRef `json:"replaces,omitempty"`
 	Role                string   `json:"role,omitempty"`
 	Rejoin              string   `json:"rejoin,omitempty"`
+
+	Node tokens.NodeProperties `json:"node,omitzero"`
 }
 
 type nodeRef struct {
@@ -127,6 +129,7 @@ func encodeLimits(l tokens.Limits) limits {
 		CertificateDuration: int64(l.CertificateDuration / time.Second),
 		Role:                l.Role,
 		Rejoin:              l.Rejoin,
+		Node:                l.Node,
 	}
 	if l.Replaces != (tokens.NodeRef{}) {
 		row.Replaces = &nodeRef{Name: l.Replaces.Name, UID: l.Replaces.UID}
@@ -142,6 +145,7 @@ func decodeLimits(row limits) (tokens.Limits, error) {
 		CertificateDuration: time.Duration(row.CertificateDuration) * time.Second,
 		Role:                row.Role,
 		Rejoin:              row.Rejoin,
+		Node:                row.Node,
 	}
 	overflown := int64(l.CertificateDuration/time.Second) != row.CertificateDuration
 	if row.Replaces != nil {

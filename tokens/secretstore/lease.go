@@ -34,6 +34,7 @@ const (
 	pastUntilAnnotation    = "released." + annotationPrefix + "until"
 	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
 	pastRejoinAnnotation   = "released." + annotationPrefix + "rejoin"
+	pastNodePrefix         = "released." + annotationPrefix
 )
 
 // The data about a replaced Node has its own annotation prefix too, so that earlier versions can still read the claim.
@@ -147,6 +148,9 @@ func entries(c tokens.Claim) (labels, annotations map[string]string) {
 	for _, a := range limitAnnotations {
 		annotations[annotationPrefix+a.name] = a.write(c.Limits)
 	}
+	for _, a := range nodeAnnotations {
+		annotations[pastNodePrefix+a.name] = a.write(tokens.Limits{Node: c.Past.Node})
+	}
 	return labels, annotations
 }
 
@@ -247,5 +251,10 @@ func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error)
 		}
 	}
 	p.Rejoin = annotations[pastRejoinAnnotation]
-	return p, nil
+	var l tokens.Limits
+	for _, a := range nodeAnnotations {
+		err = errors.Join(err, a.read(&l, annotations[pastNodePrefix+a.name]))
+	}
+	p.Node = l.Node
+	return p, err
 }

@@ -31,13 +31,7 @@ const creatorAnnotation = "tokens.kubejoin.io/creator"
 // write them.
 const maxCreator = 64
 
-// limitAnnotations are the annotations for limits. write returns the value for an annotation, which is empty
-// if there is no limit. The error of read contains the given value, shortened, and the expected one.
-var limitAnnotations = []struct {
-	name  string
-	write func(tokens.Limits) string
-	read  func(l *tokens.Limits, value string) error
-}{
+var limitAnnotations = []limitAnnotation{
 	{
 		"max-nodes",
 		func(l tokens.Limits) string {
@@ -124,6 +118,31 @@ var limitAnnotations = []struct {
 			return nil
 		},
 	},
+	nodeAnnotations[0], nodeAnnotations[1], nodeAnnotations[2],
+}
+
+// nodeAnnotations are the annotations for [tokens.NodeProperties].
+var nodeAnnotations = []limitAnnotation{
+	nodeAnnotation("node-labels", func(p *tokens.NodeProperties) *string { return &p.Labels }),
+	nodeAnnotation("node-taints", func(p *tokens.NodeProperties) *string { return &p.Taints }),
+	nodeAnnotation("node-ready-after", func(p *tokens.NodeProperties) *string { return &p.ReadyAfter }),
+}
+
+// A limitAnnotation is an annotation for a limit. write returns its value, which is empty if there is no limit. The error of
+// read contains the given value, shortened, and the expected one.
+type limitAnnotation struct {
+	name  string
+	write func(tokens.Limits) string
+	read  func(l *tokens.Limits, value string) error
+}
+
+// nodeAnnotation returns the annotation for a field of [tokens.NodeProperties]. readLimits checks its value.
+func nodeAnnotation(name string, field func(*tokens.NodeProperties) *string) limitAnnotation {
+	return limitAnnotation{
+		name,
+		func(l tokens.Limits) string { return *field(&l.Node) },
+		func(l *tokens.Limits, value string) error { *field(&l.Node) = value; return nil },
+	}
 }
 
 // readLimits returns the limits in the annotations. It sets Problem if an annotation with the prefix is

@@ -46,7 +46,7 @@ func sampleClaim() tokens.Claim {
 		ReadyBefore: "0123456789abcdef0123456789abcdef",
 		ReadyAgain:  true,
 
-		Past: tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute, Rejoin: tokens.RejoinDeny},
+		Past: tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute, Rejoin: tokens.RejoinDeny, Node: tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule", ReadyAfter: tokens.ReadyAfterLabels}},
 
 		Identity: tokens.Identity{
 			NodeUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0d", Credentials: []tokens.Credential{{Key: key("e"), Fingerprint: hash("1")}, {Key: key("d"), Fingerprint: hash("2")}},
@@ -337,6 +337,7 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			"limits":      func(c *claim) { c.Limits.MaxNodes = -1 },
 			"keys":        func(c *claim) { c.Keys = []string{""} },
 			"a past":      func(c *claim) { c.Past.CertificateDuration = time.Second },
+			"a past node": func(c *claim) { c.Past.Node.Taints = "a" },
 			"an identity": func(c *claim) { c.Identity.Bound.Key = `"` },
 			"a claim":     func(c *claim) { *c = released(*c); c.NodeUID = "u" },
 			"a node name": func(c *claim) { c.Node = "a,b" },

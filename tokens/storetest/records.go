@@ -64,7 +64,7 @@ func recordsOf(s tokens.Store) kind[tokens.Record] {
 			},
 			"limits that are empty": func(r *record) { r.Limits, r.Nodes, r.Marks = tokens.Limits{NodeNames: []string{}}, []string{}, nil },
 			"a Node to replace": func(r *record) {
-				r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker.1", UID: "4f5e5b0c-f15f-4a57-9a2e-3a5a7a8e2b6d"}}
+				r.Limits = tokens.Limits{Node: tokens.NodeProperties{ReadyAfter: tokens.ReadyAfterServingCertificate}, Replaces: tokens.NodeRef{Name: "worker.1", UID: "4f5e5b0c-f15f-4a57-9a2e-3a5a7a8e2b6d"}}
 			},
 			"smallest limits": func(r *record) {
 				r.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, CertificateDuration: tokens.MinCertificateDuration}
@@ -91,6 +91,7 @@ func recordsOf(s tokens.Store) kind[tokens.Record] {
 			"a problem":           func(r *record) { r.Problem = errors.New("known before") },
 			"a problem of limits": func(r *record) { r.Limits.Problem = errors.New("known before") },
 			"limits":              func(r *record) { r.Limits.MaxNodes = -1 },
+			"node properties":     func(r *record) { r.Limits.Node.Labels = "a" },
 			"nodes":               func(r *record) { r.Nodes = []string{"a,b"} },
 		},
 		fixed: map[string]func(*record){
@@ -116,6 +117,7 @@ func sample() tokens.Record {
 		Limits: tokens.Limits{
 			MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"},
 			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane, Rejoin: tokens.RejoinDeny,
+			Node: tokens.NodeProperties{Labels: "a=b,x.example/c=", Taints: "d:NoExecute,e=f:NoSchedule"},
 		},
 		Nodes:   []string{"worker-2", "worker-1"},
 		Marks:   map[string]string{"worker-1": "-"},

@@ -1,0 +1,37 @@
+package tokens_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestNodePropertiesAreLabelsAndTaints(t *testing.T) {
+	p := tokens.NodeProperties{
+		Labels: tokens.JoinProperties([]string{"x.example/b=c", "a="}),
+		Taints: tokens.JoinProperties([]string{"d=e:NoExecute", "d:NoSchedule"}),
+	}
+	if p.Labels != "a=,x.example/b=c" || !maps.Equal(p.LabelMap(), map[string]string{"a": "", "x.example/b": "c"}) {
+		t.Errorf("labels: got %q and %v", p.Labels, p.LabelMap())
+	}
+	if want := []tokens.Taint{{"d", "", "NoSchedule"}, {"d", "e", "NoExecute"}}; p.Taints != "d:NoSchedule,d=e:NoExecute" || !slices.Equal(p.TaintList(), want) {
+		t.Errorf("taints: got %q and %v, want %v", p.Taints, p.TaintList(), want)
+	}
+	if none := (tokens.NodeProperties{}); len(none.LabelMap()) > 0 || len(none.TaintList()) > 0 {
+		t.Errorf("zero: got %v and %v, want none", none.LabelMap(), none.TaintList())
+	}
+}
+
+// The table is that of the admission plugin NodeRestriction.
+func TestKubeletMaySet(t *testing.T) {
+	for key, want := range map[string]bool{
+		"tenant": true, "example.com/tenant": true, "kubelet.kubernetes.io/a": true, "a.kubelet.kubernetes.io/b": true, "node.kubernetes.io/a": true, "notkubernetes.io/a": true,
+		"node-restriction.kubernetes.io/tenant": false, "a.node-restriction.kubernetes.io/b": false, "node-role.kubernetes.io/worker": false, "kubernetes.io/role": false, "k8s.io/a": false, "x.k8s.io/a": false,
+	} {
+		if got := tokens.KubeletMaySet(key); got != want {
+			t.Errorf("%s: got %v, want %v", key, got, want)
+		}
+	}
+}
