@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -18,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/server"
@@ -34,6 +36,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	authorization "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -62,6 +65,8 @@ type connection struct {
 	working kubernetes.Interface
 	events  events
 	failed  failedwrites.Log
+	// patchesNodes is set if kubejoin may patch Nodes.
+	patchesNodes atomic.Bool
 }
 
 // A cluster has the parts of a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
@@ -128,7 +133,7 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 		c.election = &leader.Election{
 			Client: c.client, Namespace: c.LeaseNamespace, Name: c.LeaseName, Logger: c.log, Registerer: c.registry,
 			Annotations: func() map[string]string {
-				return map[string]string{failedwrites.Annotation: c.failed.Encode(time.Now())}
+				return map[string]string{failedwrites.Annotation: c.failed.Encode(time.Now()), leader.NodePropertiesAnnotation: c.nodeRight()}
 			},
 		}
 		fenced := rest.CopyConfig(c.config)
@@ -360,6 +365,7 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
 		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch,
 	})...)
+	c.goBackground(loop.Loop{Name: "node-right", Sweep: nodeRightEvery, Step: c.checkNodeRight, Logger: c.log, Registerer: c.registry}.Run)
 	c.runWhileLeading(controllers)
 	public, err := c.watchPublicAccess(c.config)
 	if err != nil {
@@ -368,6 +374,27 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	c.checkClusterInfo(public)
 	c.check("writes", c.checkWrites)
 	return nil
+}
+
+// nodeRight returns the value of [leader.NodePropertiesAnnotation].
+func (c *connection) nodeRight() string {
+	if c.patchesNodes.Load() {
+		return "true"
+	}
+	return ""
+}
+
+// nodeRightEvery is how often kubejoin checks whether it may patch Nodes.
+const nodeRightEvery = time.Minute
+
+// checkNodeRight checks whether kubejoin may patch Nodes. A standby replica does so, too: it serves the HTTPS API.
+func (c *connection) checkNodeRight(ctx context.Context) (time.Time, error) {
+	may, err := accessreview.Own(ctx, c.client, authorization.ResourceAttributes{Verb: "patch", Resource: "nodes"})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("check whether kubejoin may patch nodes: %w", err)
+	}
+	c.patchesNodes.Store(may && !c.Shadow)
+	return time.Time{}, nil
 }
 
 // checkWrites reports writes that the API server does not accept. kubejoin continues to serve, because discovery needs no

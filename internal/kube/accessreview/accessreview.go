@@ -55,6 +55,16 @@ func Allowed(ctx context.Context, client kubernetes.Interface, spec authorizatio
 	return read(body)
 }
 
+// Own reports whether kubejoin itself is allowed to access a resource.
+func Own(ctx context.Context, client kubernetes.Interface, resource authorization.ResourceAttributes) (allowed bool, err error) {
+	review := &authorization.SelfSubjectAccessReview{Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &resource}}
+	if review, err = client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{}); err != nil {
+		return false, err
+	}
+	_, allowed, err = decide(review.Status, nil)
+	return allowed, err
+}
+
 // read returns the decision in a SubjectAccessReview in JSON. It uses only the status.
 func read(body []byte) (reason string, allowed bool, err error) {
 	var review struct {

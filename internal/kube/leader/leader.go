@@ -33,6 +33,9 @@ const (
 	MetricHelp = "1 if this replica runs the controllers, else 0."
 )
 
+// NodePropertiesAnnotation is "true" on the Lease if its holder may patch Nodes, and so sets [tokens.NodeProperties] on them.
+const NodePropertiesAnnotation = "kubejoin.io/node-properties"
+
 // An Election runs work on one replica at a time.
 type Election struct {
 	Client          kubernetes.Interface
