@@ -212,6 +212,7 @@ func TestCreateTokenRequests(t *testing.T) {
 		}
 		return []string{"no replica leads"}
 	}
+	s.Cluster.NodeProperties = func(context.Context, string) error { return nil }
 	s.start(t)
 	for _, test := range []struct {
 		query, body string
@@ -231,6 +232,11 @@ func TestCreateTokenRequests(t *testing.T) {
 			tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}, []string{tokens.DefaultGroup}, false, "no replica leads",
 		},
 		{"?maxNodes=1&nodeNames=a,b&nodeNames=c", "", tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}, []string{tokens.DefaultGroup}, false, "no replica leads"},
+		{
+			"?nodeLabels=a.example/b=c,node-role.kubernetes.io/gpu=&nodeTaints=e=f:NoExecute&nodeTaints=d:NoSchedule&nodeReadyAfter=labels", "",
+			tokens.Limits{Node: tokens.NodeProperties{Labels: "a.example/b=c,node-role.kubernetes.io/gpu=", Taints: "d:NoSchedule,e=f:NoExecute", ReadyAfter: "labels"}},
+			[]string{tokens.DefaultGroup}, false, "no replica leads",
+		},
 		{"", `{"replaceNode":"worker-3"}`, tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}, []string{tokens.DefaultGroup}, false, "no replica leads"},
 	} {
 		made, _, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)

@@ -145,6 +145,9 @@ type Cluster struct {
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
 	// Owners allows tokens to have an owner. Set it if Tokens keeps tokens in Secrets.
 	Owners bool
+	// NodeProperties returns why Nodes do not get what their token says, as an error about a field of the request. With nil,
+	// tokens have no properties of Nodes.
+	NodeProperties func(ctx context.Context, field string) error
 	// Turns makes control planes join one after the other. With nil, the path returns 404.
 	Turns Turns
 	// Explain explains why a machine of that name has or has not joined, usually by the Reader of
@@ -252,7 +255,8 @@ func (s Server) Handler() (http.Handler, error) {
 			Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
 			SignTimeout: s.signTimeout(), SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 		},
-		ClusterInfo: s.ClusterInfo, Claims: s.Claims, Revocations: s.Revocations, Node: s.Cluster.Node, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
+		Readers:     operations.Readers{Node: s.Cluster.Node, NodeProperties: s.Cluster.NodeProperties},
+		ClusterInfo: s.ClusterInfo, Claims: s.Claims, Revocations: s.Revocations, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
 	}
 	if s.Cluster.Owners {
 		h.operations.Owner = operations.GivenOwner

@@ -56,7 +56,7 @@ func (t Taint) String() string {
 // LabelMap returns the labels by key. The properties must be valid.
 func (p NodeProperties) LabelMap() map[string]string {
 	all := map[string]string{}
-	for _, label := range listOf(p.Labels) {
+	for _, label := range SplitProperties(p.Labels) {
 		key, value, _ := strings.Cut(label, "=")
 		all[key] = value
 	}
@@ -66,7 +66,7 @@ func (p NodeProperties) LabelMap() map[string]string {
 // TaintList returns the taints. The properties must be valid.
 func (p NodeProperties) TaintList() []Taint {
 	var all []Taint
-	for _, text := range listOf(p.Taints) {
+	for _, text := range SplitProperties(p.Taints) {
 		all = append(all, taintOf(text))
 	}
 	return all
@@ -78,7 +78,8 @@ func taintOf(text string) Taint {
 	return Taint{key, value, effect}
 }
 
-func listOf(joined string) []string {
+// SplitProperties returns what [JoinProperties] has joined.
+func SplitProperties(joined string) []string {
 	if joined == "" {
 		return nil
 	}
@@ -155,7 +156,7 @@ func (p NodeProperties) check(role string) error {
 		{"node-labels", p.Labels, checkLabel},
 		{"node-taints", p.Taints, checkTaint},
 	} {
-		all := listOf(field.joined)
+		all := SplitProperties(field.joined)
 		if len(all) > MaxProperties {
 			errs = append(errs, fieldErrorf(field.name, "%d given, %d allowed", len(all), MaxProperties))
 			continue

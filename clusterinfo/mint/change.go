@@ -141,9 +141,11 @@ func recreateCommand(l tokens.Limits) string {
 	var b strings.Builder
 	b.WriteString("kubejoin token create")
 	if l.Replaces != (tokens.NodeRef{}) {
-		return b.String() + " --replace-node " + l.Replaces.Name
+		b.WriteString(" --replace-node " + l.Replaces.Name)
+		l.NodeNames = nil
+	} else {
+		b.WriteString(" --max-nodes " + strconv.Itoa(l.NodeLimit()))
 	}
-	b.WriteString(" --max-nodes " + strconv.Itoa(l.NodeLimit()))
 	for _, name := range l.NodeNames {
 		if strings.Contains(name, "*") {
 			name = "'" + name + "'"
@@ -158,6 +160,11 @@ func recreateCommand(l tokens.Limits) string {
 	}
 	if l.CertificateDuration > 0 {
 		b.WriteString(" --certificate-duration " + l.CertificateDuration.String())
+	}
+	for _, flag := range []struct{ name, value string }{{"label", l.Node.Labels}, {"taint", l.Node.Taints}, {"ready-after", l.Node.ReadyAfter}} {
+		if flag.value != "" {
+			b.WriteString(" --node-" + flag.name + " " + flag.value)
+		}
 	}
 	return b.String()
 }

@@ -63,9 +63,9 @@ func TestRenew(t *testing.T) {
 		{
 			name: "spent on a Node", renewal: mint.Renewal{Expires: in(48)}, reason: mint.Spent,
 			record: func(r *tokens.Record) {
-				r.Limits, r.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "u"}}, []string{"worker-3"}
+				r.Limits, r.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "u"}, Node: tokens.NodeProperties{Labels: "a=,b=c", Taints: "d:NoSchedule", ReadyAfter: "labels"}}, []string{"worker-3"}
 			},
-			message: "kubejoin token create --replace-node worker-3",
+			message: "kubejoin token create --replace-node worker-3 --node-label a=,b=c --node-taint d:NoSchedule --node-ready-after labels",
 		},
 		{
 			name: "malformed limits", altered: func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") },

@@ -183,6 +183,9 @@ func differences(stored, record tokens.Record, lifetime time.Duration, now time.
 	differs("role", ours.Role == theirs.Role)
 	differs("rejoin", ours.Rejoin == theirs.Rejoin)
 	differs("replaceNode", ours.Replaces == theirs.Replaces)
+	differs("nodeLabels", ours.Node.Labels == theirs.Node.Labels)
+	differs("nodeTaints", ours.Node.Taints == theirs.Node.Taints)
+	differs("nodeReadyAfter", ours.Node.ReadyAfter == theirs.Node.ReadyAfter)
 	differs("status", stored.Problem == nil && theirs.Problem == nil && !stored.Expired(now))
 	return fields
 }

@@ -388,6 +388,9 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 		{name: "other limits", first: full, again: all(full, func(r *tokens.Record) {
 			r.Limits.CertificateDuration, r.Limits.NodeNames, r.Limits.Role, r.Limits.Rejoin = 49*time.Hour, []string{"a", "c"}, tokens.RoleControlPlane, tokens.RejoinDeny
 		}), differs: "nodeNames, certificateDuration, role, rejoin"},
+		{name: "other properties of Nodes", first: none, again: func(r *tokens.Record) {
+			r.Limits.Node = tokens.NodeProperties{Labels: "a=b", Taints: "a:NoSchedule", ReadyAfter: tokens.ReadyAfterLabels}
+		}, differs: "nodeLabels, nodeTaints, nodeReadyAfter"},
 		{name: "more nodes", first: full, again: all(full, nodes(4)), differs: "maxNodes"},
 		{name: "another Node to replace", first: func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "a", UID: "1"} }, again: func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "a", UID: "2"} }, differs: "replaceNode"},
 		{name: "another usage", first: none, again: func(r *tokens.Record) { r.Signing = false }, differs: "usages"},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -190,6 +191,15 @@ func TestTokensOfCluster(t *testing.T) {
 	if r := kube.run("token", "create", "--max-nodes", "1").ok(); r.stderr != "" {
 		t.Errorf("while replica-1 leads: %s", r.stderr)
 	}
+	// Without the right of its leader, the Nodes would not get what their token says.
+	labeled := []string{"token", "create", "--node-label", "node-role.kubernetes.io/gpu=,b.node-restriction.kubernetes.io/a=1", "--node-taint", "gpu:NoSchedule", "--node-ready-after", "serving-certificate", "--wait", "0"}
+	kube.run(labeled...).failed("--node-label: kubejoin may not patch Nodes; apply deploy/node-properties.yaml")
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, leader.NodePropertiesAnnotation, "true")
+	lease = must.Value(leases.Update(ctx, lease, metav1.UpdateOptions{}))(t)
+	with := kube.run(labeled...).ok().token()
+	kube.run("token", "get", with.ID(), "-o", "wide").ok().has("labels=b.node-restriction.kubernetes.io/a=1|node-role.kubernetes.io/gpu=,taints=gpu:NoSchedule,ready-after=serving-certificate")
+	kube.run(append(slices.Clone(labeled), with.Reveal())...).ok()
+	kube.run("token", "create", with.Reveal(), "--wait", "0").failed("differs in nodeLabels, nodeTaints, nodeReadyAfter")
 	past := metav1.NewMicroTime(now.Add(-2 * time.Hour))
 	lease.Spec.RenewTime = &past
 	must.Value(leases.Update(ctx, lease, metav1.UpdateOptions{}))(t)

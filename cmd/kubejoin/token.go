@@ -129,6 +129,15 @@ func limits(t api.Token) []string {
 	for _, field := range slices.Sorted(maps.Keys(t.LimitedBy)) {
 		list = append(list, field+" by rule "+t.LimitedBy[field])
 	}
+	if len(t.NodeLabels) > 0 {
+		list = append(list, "labels="+few(t.NodeLabels, "|"))
+	}
+	if len(t.NodeTaints) > 0 {
+		list = append(list, "taints="+few(t.NodeTaints, "|"))
+	}
+	if t.NodeReadyAfter != "" {
+		list = append(list, "ready-after="+t.NodeReadyAfter)
+	}
 	return list
 }
 

@@ -127,7 +127,9 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	if err != nil {
 		return p, err
 	}
-	record, err := operations.Record(ctx, asked.TokenSpec, token, time.Now(), operations.Everything, nil, operations.GivenOwner)
+	record, err := operations.Record(ctx, asked.TokenSpec, token, time.Now(), operations.Everything, operations.Readers{
+		Owner: operations.GivenOwner, NodeProperties: func(context.Context, string) error { return nil },
+	})
 	if err != nil {
 		return p, explain(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -315,7 +316,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record,
 		Callers: c.callers(operators, byCertificate), Minting: minting, Certificates: certificates, Webhooks: webhooks,
 		Cluster: server.Cluster{
-			Node: node, Owners: !c.OwnTokens, Turns: turns, Explain: reader.Explain,
+			Node: node, Owners: !c.OwnTokens, NodeProperties: c.nodeProperties, Turns: turns, Explain: reader.Explain,
 			ExplainRequest: kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain,
 		},
 		Revocations: &desk.Revoker{
@@ -330,6 +331,14 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		Rotations: c.rotations(),
 		Limits:    c.options.Limits, Status: c.status(), Logger: c.log, Registerer: c.registry,
 	}, nil
+}
+
+// nodeProperties returns why kubejoin does not set properties of Nodes.
+func (c *cluster) nodeProperties(_ context.Context, field string) error {
+	if c.patchesNodes.Load() {
+		return nil
+	}
+	return operations.NodesNotPatched(field)
 }
 
 // spent finds the tokens that need no signature, in the ConfigMap and in the cluster-info that kubejoin serves.

@@ -59,6 +59,10 @@ type Token struct {
 	// LimitedBy has, for the limits that are stricter than those of the token itself, the rule of --token-limits. If it has
 	// NodeNames, a name must also match those of each rule that it lists, separated by commas.
 	LimitedBy map[string]string `json:"limitedBy,omitempty"`
+	// NodeLabels, NodeTaints and NodeReadyAfter are as in TokenSpec.
+	NodeLabels     []string `json:"nodeLabels,omitempty"`
+	NodeTaints     []string `json:"nodeTaints,omitempty"`
+	NodeReadyAfter string   `json:"nodeReadyAfter,omitempty"`
 	// Nodes are the node names that the token holds.
 	Nodes []string `json:"nodes,omitempty"`
 
@@ -128,6 +132,12 @@ type TokenSpec struct {
 	Rejoin              string   `json:"rejoin,omitempty"`
 	// ReplaceNode is the name of an existing Node object. The token may be used to replace that node.
 	ReplaceNode string `json:"replaceNode,omitempty"`
+
+	// NodeLabels and NodeTaints are what kubejoin adds to the Nodes of the token: KEY=VALUE, and KEY=VALUE:EFFECT or
+	// KEY:EFFECT. NodeReadyAfter is that of tokens.NodeProperties.
+	NodeLabels     []string `json:"nodeLabels,omitzero"`
+	NodeTaints     []string `json:"nodeTaints,omitzero"`
+	NodeReadyAfter string   `json:"nodeReadyAfter,omitempty"`
 }
 
 // CreateToken requests a token.

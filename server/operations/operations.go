@@ -27,10 +27,7 @@ type Operations struct {
 	Claims tokens.Claims
 	// Revocations revokes; nil without revocations.
 	Revocations *desk.Revoker
-	// Node reads a Node that a token replaces; nil without a cluster.
-	Node NodeReader
-	// Owner completes the owner of a token; nil if the store keeps none.
-	Owner OwnerReader
+	Readers
 	// ExplainNode explains why a machine has or has not joined; nil without a cluster.
 	ExplainNode func(ctx context.Context, node string) (api.NodeExplanation, error)
 	// ExplainCSR explains the certificate request with a name, or a given one; nil without a cluster. If no request has the name,
@@ -46,7 +43,7 @@ type Operations struct {
 // has the ID of one that exists, or may exist.
 func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permit Permit) (t api.Token, existing bool, err error) {
 	usual := cmp.Or(max(o.Minter.SignTimeout, 0), mint.DefaultSignTimeout)
-	request, err := Creation(ctx, req, time.Now(), usual, permit, o.Node, o.Owner)
+	request, err := Creation(ctx, req, time.Now(), usual, permit, o.Readers)
 	if err != nil {
 		return api.Token{}, false, err
 	}
@@ -66,7 +63,7 @@ func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permi
 
 // Join creates a token, as CreateToken, and returns how to join with it. complete is that of [mint.Minter.Join].
 func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, permit Permit, complete func(context.Context, *joinformat.Join) error) (mint.Minted, error) {
-	record, err := Record(ctx, spec, tokens.Generate(), time.Now(), permit, o.Node, o.Owner)
+	record, err := Record(ctx, spec, tokens.Generate(), time.Now(), permit, o.Readers)
 	if err == nil && !(record.Signing && record.Authentication) {
 		err = api.InvalidField("usages", "a join command needs a token for signing and authentication")
 	}

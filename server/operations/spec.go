@@ -27,6 +27,17 @@ func GivenOwner(_ context.Context, o tokens.Owner) (tokens.Owner, error) {
 	return o, nil
 }
 
+// Readers read what the creation of a token needs from a cluster.
+type Readers struct {
+	// Node reads a Node that a token replaces; nil without a cluster.
+	Node NodeReader
+	// Owner completes the owner of a token; nil if the store keeps none.
+	Owner OwnerReader
+	// NodeProperties returns why Nodes do not get what their token says, as an error about a field of the request; nil without
+	// a cluster.
+	NodeProperties func(ctx context.Context, field string) error
+}
+
 // A Permit authorizes a record that a request describes, and may change it. It sees only the name of a Node to replace.
 type Permit func(record *tokens.Record, now time.Time) error
 
@@ -35,7 +46,7 @@ func Everything(*tokens.Record, time.Time) error { return nil }
 
 // Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
 // default, but at most api.MaxWait. The rest is that of Record.
-func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, node NodeReader, owner OwnerReader) (mint.Creation, error) {
+func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, read Readers) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
 	var errs []error
 	if req.Wait != "" {
@@ -53,7 +64,7 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 			token = given
 		}
 	}
-	record, err := Record(ctx, req.TokenSpec, token, now, permit, node, owner)
+	record, err := Record(ctx, req.TokenSpec, token, now, permit, read)
 	err = api.JoinInvalid(append(errs, err)...)
 	r := mint.Creation{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
 	if req.Expires == "" && !record.Expires.IsZero() {
@@ -62,10 +73,9 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 	return r, err
 }
 
-// Record returns the record that a spec describes, once it is permitted. Then node reads the Node that the token replaces; nil means
-// that there is no cluster. owner completes the owner; nil means that the store keeps none. For invalid fields, the error is an
-// api.InvalidFields. Errors of permit are unwrapped.
-func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader, owner OwnerReader) (tokens.Record, error) {
+// Record returns the record that a spec describes, once it is valid and permitted. Only then it reads. For invalid fields, the error
+// is an api.InvalidFields. Errors of permit are unwrapped.
+func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, read Readers) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var errs []error
 	var err error
@@ -92,6 +102,8 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 		record.Groups = []string{tokens.DefaultGroup}
 	}
 	record.Limits = tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
+	record.Limits.Node, err = properties(spec, read)
+	errs = append(errs, err)
 	if s := spec.CertificateDuration; s != "" {
 		d, err := api.ParseDuration(s)
 		if err != nil || d <= 0 {
@@ -100,27 +112,56 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 			record.Limits.CertificateDuration = d
 		}
 	}
-	owned, err := checkOwner(spec.Owner, owner)
+	owned, err := checkOwner(spec.Owner, read.Owner)
 	errs = append(errs, err)
-	record.Limits.Replaces.Name = spec.ReplaceNode
-	if err := api.JoinInvalid(append(errs, checkReplaced(spec.ReplaceNode, node))...); err != nil {
-		if spec.ReplaceNode != "" {
-			record.Limits.Replaces.UID = someNode // CheckNew wants one
-		}
-		return record, api.JoinInvalid(err, InvalidRecord(record.CheckNew()))
+	checked := record
+	if record.Limits.Replaces.Name = spec.ReplaceNode; spec.ReplaceNode != "" {
+		checked.Limits.Replaces = tokens.NodeRef{Name: spec.ReplaceNode, UID: someNode} // not read yet
+	}
+	errs = append(errs, checkReplaced(spec.ReplaceNode, read.Node), InvalidRecord(checked.CheckNew()))
+	if err := api.JoinInvalid(errs...); err != nil {
+		return record, err
 	}
 	if err := permit(&record, now); err != nil { // without the permission, users must not learn whether the Node exists
 		return record, err
 	}
-	if record.Limits.Replaces, err = replaced(ctx, spec.ReplaceNode, node); err != nil {
+	if record.Limits.Replaces, err = replaced(ctx, spec.ReplaceNode, read.Node); err != nil {
 		return record, err
 	}
 	if spec.Owner != "" {
-		if record.Owner, err = owner(ctx, owned); err != nil {
+		if record.Owner, err = read.Owner(ctx, owned); err != nil {
 			return record, err
 		}
 	}
-	return record, InvalidRecord(record.CheckNew())
+	if p := record.Limits.Node; p != (tokens.NodeProperties{}) {
+		err = read.NodeProperties(ctx, fieldOf(p))
+	}
+	return record, err
+}
+
+// properties returns what the Nodes of a token get.
+func properties(spec api.TokenSpec, read Readers) (tokens.NodeProperties, error) {
+	p := tokens.NodeProperties{Labels: tokens.JoinProperties(spec.NodeLabels), Taints: tokens.JoinProperties(spec.NodeTaints), ReadyAfter: spec.NodeReadyAfter}
+	if p != (tokens.NodeProperties{}) && read.NodeProperties == nil {
+		return p, api.InvalidField(fieldOf(p), "this kubejoin runs without a cluster, so there are no Nodes")
+	}
+	return p, nil
+}
+
+// NodesNotPatched is the error of a request for a token whose Nodes would not get its properties.
+func NodesNotPatched(field string) error {
+	return api.InvalidField(field, "kubejoin may not patch Nodes; apply deploy/node-properties.yaml, or set nodeProperties: true in the values of the Helm chart, and retry in 2 minutes")
+}
+
+// fieldOf returns the first field of a request that p is from.
+func fieldOf(p tokens.NodeProperties) string {
+	switch {
+	case p.Labels != "":
+		return "nodeLabels"
+	case p.Taints != "":
+		return "nodeTaints"
+	}
+	return "nodeReadyAfter"
 }
 
 // Invalid returns the errors of the fields that a decoder could read of a request for a token.
@@ -132,13 +173,17 @@ func Invalid(req any) error {
 	case api.PrintJoinCommand:
 		create.TokenSpec = req.TokenSpec
 	}
-	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, func(_ context.Context, name string) (tokens.NodeRef, error) {
-		return tokens.NodeRef{Name: name, UID: someNode}, nil
-	}, GivenOwner)
+	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, Readers{
+		Node: func(_ context.Context, name string) (tokens.NodeRef, error) {
+			return tokens.NodeRef{Name: name, UID: someNode}, nil
+		},
+		Owner:          GivenOwner,
+		NodeProperties: func(context.Context, string) error { return nil },
+	})
 	return err
 }
 
-// someNode stands for the UID of a Node in a request that is invalid.
+// someNode stands for the UID of a Node that was not read yet.
 const someNode = "unread"
 
 func checkOwner(given string, owner OwnerReader) (o tokens.Owner, err error) {
@@ -245,6 +290,9 @@ var fieldNames = map[string]string{
 	"node-names":           "nodeNames",
 	"certificate-duration": "certificateDuration",
 	"replaces-node":        "replaceNode",
+	"node-labels":          "nodeLabels",
+	"node-taints":          "nodeTaints",
+	"node-ready-after":     "nodeReadyAfter",
 }
 
 // Refused returns the error of a use case, and the api.InvalidFields of a request that it found invalid. Errors of stores may wrap

@@ -28,6 +28,9 @@ func node(_ context.Context, name string) (tokens.NodeRef, error) {
 	return tokens.NodeRef{}, fmt.Errorf("node: %w", tokens.ErrNotFound)
 }
 
+// cluster has Nodes that kubejoin may patch.
+var cluster = operations.Readers{Node: node, Owner: operations.GivenOwner, NodeProperties: func(context.Context, string) error { return nil }}
+
 func TestCreateRequest(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 5e8, time.UTC)
 	both := func(r mint.Creation) bool {
@@ -102,6 +105,19 @@ func TestCreateRequest(t *testing.T) {
 		{name: "owner without UID", req: api.CreateToken{TokenSpec: spec{Owner: "v1/Node/worker-3"}}, field: "owner", detail: "UID is missing, want APIVERSION/KIND/NAME/UID"},
 		{name: "malformed owner", req: api.CreateToken{TokenSpec: spec{Owner: "v1/node/worker-3/uid-3"}}, field: "owner", detail: `KIND "node" given`},
 
+		{
+			name: "node properties", req: api.CreateToken{TokenSpec: spec{NodeLabels: []string{"b.example/b=", "a=1"}, NodeTaints: []string{"c:NoSchedule", "a=b:NoExecute"}, NodeReadyAfter: "serving-certificate"}},
+			want: limited(tokens.Limits{Node: tokens.NodeProperties{Labels: "a=1,b.example/b=", Taints: "a=b:NoExecute,c:NoSchedule", ReadyAfter: "serving-certificate"}}),
+		},
+		{name: "10000 labels", req: api.CreateToken{TokenSpec: spec{NodeLabels: slices.Repeat([]string{"a=b"}, 10_000)}}, field: "nodeLabels", detail: "10000 given, 16 allowed"},
+		{name: "10000 labels in one", req: api.CreateToken{TokenSpec: spec{NodeLabels: []string{strings.Repeat("a=b,", 10_000)}}}, field: "nodeLabels", detail: "10001 given, 16 allowed"},
+		{name: "17 taints", req: api.CreateToken{TokenSpec: spec{NodeTaints: slices.Repeat([]string{"a:NoSchedule"}, 17)}}, field: "nodeTaints", detail: "17 given, 16 allowed"},
+		{name: "label twice", req: api.CreateToken{TokenSpec: spec{NodeLabels: []string{"a=b", "a=c"}}}, field: "nodeLabels", detail: "a is given twice"},
+		{name: "label with a control character", req: api.CreateToken{TokenSpec: spec{NodeLabels: []string{"a=b\n"}}}, field: "nodeLabels", detail: `value "b\n"`},
+		{name: "label of a cloud", req: api.CreateToken{TokenSpec: spec{NodeLabels: []string{"topology.kubernetes.io/zone=a"}}}, field: "nodeLabels", detail: "want one that the cloud does not set"},
+		{name: "label of kubejoin", req: api.CreateToken{TokenSpec: spec{NodeTaints: []string{"kubejoin.io/joining:NoSchedule"}}}, field: "nodeTaints", detail: "want one that kubejoin does not set"},
+		{name: "ready after nothing", req: api.CreateToken{TokenSpec: spec{NodeReadyAfter: "labels"}}, field: "nodeReadyAfter", detail: "want node-labels or node-taints with it"},
+
 		{name: "usual wait", usual: time.Minute, want: waits(time.Minute)},
 		{name: "long usual wait", usual: time.Hour, want: waits(api.MaxWait)},
 		{name: "no wait", usual: time.Minute, req: api.CreateToken{Wait: "0"}, want: waits(0)},
@@ -114,7 +130,7 @@ func TestCreateRequest(t *testing.T) {
 		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := operations.Creation(t.Context(), test.req, now, test.usual, operations.Everything, node, operations.GivenOwner)
+			r, err := operations.Creation(t.Context(), test.req, now, test.usual, operations.Everything, cluster)
 			if test.want != nil {
 				if err != nil || !test.want(r) {
 					t.Errorf("got %+v, %v", r, err)
@@ -134,7 +150,7 @@ func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 	record := func(set func(*api.TokenSpec, string), value string) error {
 		var spec api.TokenSpec
 		set(&spec, value)
-		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node, operations.GivenOwner)
+		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, cluster)
 		return err
 	}
 	for field, set := range map[string]func(*api.TokenSpec, string){
@@ -142,6 +158,7 @@ func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 		"role":                func(s *api.TokenSpec, value string) { s.Role = value },
 		"rejoin":              func(s *api.TokenSpec, value string) { s.Rejoin = value },
 		"certificateDuration": func(s *api.TokenSpec, value string) { s.CertificateDuration = value },
+		"nodeReadyAfter":      func(s *api.TokenSpec, value string) { s.NodeReadyAfter, s.NodeLabels = value, []string{"a=b"} },
 	} {
 		err := record(set, "?")
 		if err == nil {
@@ -158,21 +175,31 @@ func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 	}
 }
 
-func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
+func TestUnreadableNodeIsNoInvalidField(t *testing.T) {
 	spec := api.TokenSpec{ReplaceNode: "away"}
-	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node, operations.GivenOwner); !errors.Is(err, errNode) {
+	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, cluster); !errors.Is(err, errNode) {
 		t.Errorf("unreadable Node: got %v, want %v", err, errNode)
-	}
-	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, nil, nil)
-	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || !strings.Contains(err.Error(), "runs without a cluster") {
-		t.Errorf("without a cluster: got %v, want an invalid field", err)
 	}
 }
 
-func TestStoreWithoutOwners(t *testing.T) {
-	_, err := operations.Record(t.Context(), api.TokenSpec{Owner: "v1/Node/worker-3/u"}, tokens.Generate(), time.Now(), operations.Everything, node, nil)
-	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "owner" || !strings.Contains(err.Error(), "only tokens in Secrets") {
-		t.Errorf("got %v, want an invalid field", err)
+// A token that asks for what its kubejoin lacks would never get it.
+func TestRefusesWhatKubejoinLacks(t *testing.T) {
+	for field, test := range map[string]struct {
+		spec api.TokenSpec
+		read operations.Readers
+		want string
+	}{
+		"replaceNode":    {api.TokenSpec{ReplaceNode: "away"}, operations.Readers{}, "runs without a cluster"},
+		"owner":          {api.TokenSpec{Owner: "v1/Node/worker-3/u"}, operations.Readers{Node: node}, "only tokens in Secrets"},
+		"nodeLabels":     {api.TokenSpec{NodeLabels: []string{"a=b"}, NodeTaints: []string{"a:NoSchedule"}}, operations.Readers{Node: node}, "so there are no Nodes"},
+		"nodeTaints":     {api.TokenSpec{NodeTaints: []string{"a:NoSchedule"}}, operations.Readers{Node: node}, "so there are no Nodes"},
+		"nodeReadyAfter": {api.TokenSpec{NodeReadyAfter: "serving-certificate"}, operations.Readers{Node: node}, "so there are no Nodes"},
+	} {
+		permitted := 0
+		_, err := operations.Record(t.Context(), test.spec, tokens.Generate(), time.Now(), func(*tokens.Record, time.Time) error { permitted++; return nil }, test.read)
+		if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != field || !strings.Contains(err.Error(), test.want) || permitted > 0 {
+			t.Errorf("%s: got %v after %d access reviews, want %s", field, err, permitted, test.want)
+		}
 	}
 }
 

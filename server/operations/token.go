@@ -90,6 +90,7 @@ func (v View) Token(r tokens.Record) api.Token {
 		Description: r.Description, Created: r.Created, Expires: r.Expires,
 		Usages: []string{}, Groups: append([]string{}, r.Groups...),
 		MaxNodes: holds.MaxNodes, NodeNames: holds.NodeNames, Role: holds.Role, Rejoin: holds.Rejoin,
+		NodeLabels: tokens.SplitProperties(r.Limits.Node.Labels), NodeTaints: tokens.SplitProperties(r.Limits.Node.Taints), NodeReadyAfter: r.Limits.Node.ReadyAfter,
 		Nodes: v.nodes(r),
 	}
 	if r.Owner != (tokens.Owner{}) {

@@ -83,7 +83,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 			}.Explain,
 		},
 	}
-	c.Node, c.Owner = c.node, c.owner
+	c.Readers = operations.Readers{Node: c.node, Owner: c.owner, NodeProperties: NodeProperties(client, secretstore.ClaimNamespace, leaderLease)}
 	c.Revocations = &desk.Revoker{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },

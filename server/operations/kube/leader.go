@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -87,4 +89,21 @@ func (s signerState) signedBy() string {
 		return fmt.Sprintf("the bootstrap-signer of kubejoin (%s), or if it is switched off there the bootstrap-signer-controller of kube-controller-manager; see its log", s.why())
 	}
 	return fmt.Sprintf("the bootstrap-signer-controller of kube-controller-manager, or the bootstrap-signer of kubejoin (%s)", s.why())
+}
+
+// NodeProperties returns the NodeProperties of [operations.Readers]. The leader says in its Lease whether it may patch Nodes.
+func NodeProperties(client kubernetes.Interface, namespace, name string) func(ctx context.Context, field string) error {
+	return func(ctx context.Context, field string) error {
+		lease, err := client.CoordinationV1().Leases(namespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case err != nil && !apierrors.IsNotFound(err):
+			return &tokens.Refusal{
+				Reason: "node-unavailable", Retry: true, Err: err,
+				Message: fmt.Sprintf("cannot read the Lease %s/%s, which says whether kubejoin may patch Nodes; retry", namespace, name),
+			}
+		case err != nil || lease.Annotations[leader.NodePropertiesAnnotation] == "":
+			return operations.NodesNotPatched(field)
+		}
+		return nil
+	}
 }
