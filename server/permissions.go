@@ -122,7 +122,7 @@ type extraPermission struct {
 }
 
 // extraPermissions returns the extra permissions that a new token needs. It needs none if it expires and has a limit on
-// nodes, both within the Limits, only the default group and no role, and replaces no Node. lifetime is the field of the
+// nodes, both within the Limits, only the default group and no role, replaces no Node, and adds nothing to its Nodes. lifetime is the field of the
 // request that says when it expires.
 func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
@@ -146,6 +146,12 @@ func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time
 	}
 	if name := r.Limits.Replaces.Name; name != "" {
 		add("replaceNode", "replacements", name, "")
+	}
+	for _, label := range tokens.SplitProperties(r.Limits.Node.Labels) {
+		add("nodeLabels", "labels", label, "")
+	}
+	for _, taint := range tokens.SplitProperties(r.Limits.Node.Taints) {
+		add("nodeTaints", "taints", taint, "")
 	}
 	return all
 }

@@ -86,12 +86,15 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		looked++
 		return tokens.NodeRef{Name: "worker-1", UID: "1"}, nil
 	}
+	s.Cluster.NodeProperties = func(context.Context, string) error { looked++; return nil }
 	s.start(t)
 	const (
 		unlimited = "create tokens/unlimited.kubejoin.io"
 		group     = "create tokens/groups.kubejoin.io system:bootstrappers:"
 		role      = "create tokens/roles.kubejoin.io control-plane"
 		replaces  = "create tokens/replacements.kubejoin.io worker-1"
+		label     = "create tokens/labels.kubejoin.io "
+		taint     = "create tokens/taints.kubejoin.io "
 	)
 	for _, test := range []struct {
 		query  string
@@ -111,6 +114,8 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
 		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
 		{query: "replaceNode=worker-1", needs: []string{replaces}, field: "replaceNode"},
+		{query: "maxNodes=1&nodeLabels=node-role.kubernetes.io/a=&nodeLabels=a.b/c=d&nodeTaints=e=f:NoExecute,g:NoSchedule", needs: []string{label + "a.b/c=d", label + "node-role.kubernetes.io/a=", taint + "e=f:NoExecute", taint + "g:NoSchedule"}, field: "nodeLabels"},
+		{query: "maxNodes=1&nodeTaints=g:NoSchedule", needs: []string{taint + "g:NoSchedule"}, field: "nodeTaints"},
 		{query: "ttl=0&groups=system:bootstrappers:a&role=control-plane", needs: []string{unlimited, group + "a", role}, field: "maxNodes"},
 	} {
 		for _, path := range []string{"/v1/token?", commandPath + "?"} {
@@ -144,6 +149,10 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	}
 	if r := s.do(t, "POST", "/v1/token?dryRun=true", viewerBearer, "", ""); r.status != 403 {
 		t.Errorf("dry run: got %d %s, want 403", r.status, r.body)
+	}
+	asked = nil // the reviews of a request would have no limit
+	if r := s.do(t, "POST", "/v1/token?maxNodes=1&nodeLabels="+strings.Repeat("a=b,", 1000)+"a=b", viewerBearer, "", ""); r.status != 400 || !strings.Contains(r.body, "1001 given, 16 allowed") || len(asked) > 0 {
+		t.Errorf("1001 labels: got %d %s after %q, want 400 without access reviews", r.status, r.body, asked)
 	}
 	id := s.token(t, once)[:6]
 	for _, test := range []struct{ query, field, detail string }{ // field of the refusal; empty: none
