@@ -30,6 +30,11 @@ func (h *handler) printJoinCommand(r *call, req api.PrintJoinCommand) (web.Respo
 			errs = append(errs, api.InvalidField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript))
 		}
 	}
+	if req.NodeReadyAfter != "" && err == nil {
+		if err := format.CheckTaint(); err != nil {
+			errs = append(errs, api.InvalidField("nodeReadyAfter", "%v", err))
+		}
+	}
 	if len(errs) > 0 {
 		return web.Response{}, api.JoinInvalid(append(errs, operations.Invalid(req))...)
 	}

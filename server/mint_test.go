@@ -309,6 +309,7 @@ func jsonOf(t testing.TB, v any) string {
 func TestJoinFormats(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
+	s.Cluster.NodeProperties = func(context.Context, string) error { return nil }
 	s.start(t)
 	types := map[string]string{
 		"": "text/plain", "text": "text/plain", "json": "application/json", "yaml": "application/yaml", "kubeconfig": "application/yaml",
@@ -339,6 +340,11 @@ func TestJoinFormats(t *testing.T) {
 			if err != nil || r.body != string(want) || strings.Contains(s.logs.String(), record.Token.RevealSecret()) {
 				t.Errorf("%s: %v, answered\n%s\nwant\n%s and no secret in the log", name, err, r.body, want)
 			}
+		}
+	}
+	for _, name := range []string{"yaml", "script"} { // the others have it in compressed form
+		if r := s.do(t, "POST", commandPath+"?nodeReadyAfter=serving-certificate&format="+name, adminBearer, "", ""); r.status != 200 || !strings.Contains(r.body, tokens.JoiningTaint) {
+			t.Errorf("%s: got %d without the taint of joining", name, r.status)
 		}
 	}
 }

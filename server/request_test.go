@@ -141,6 +141,8 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		{script + "rejoinURL=http://x", "", "rejoinURL", "want https://HOST:PORT"},
 		{script + "rejoinURL=https://x/%24(id)", "", "rejoinURL", "want https://HOST:PORT"},
 		{join + "?rejoinURL=https://x", "", "rejoinURL", "only the format script"},
+		{join + "?nodeReadyAfter=serving-certificate", "", "nodeReadyAfter", "format text has no place for the taint kubejoin.io/joining, want one of yaml,"},
+		{join, `{"nodeReadyAfter":"serving-certificate","format":"kubeconfig"}`, "nodeReadyAfter", "format kubeconfig has no place"},
 	} {
 		_, p, got := askFor[api.Token](t, s, "POST", test.path, test.body)
 		problem := map[bool]string{true: "invalid-field", false: "invalid-body"}[test.field != ""]

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // A Format is a form in which a [Join] can be written. Formats never change their names.
@@ -16,16 +17,17 @@ type Format struct {
 	// ContentType is the media type that cloud-init and Ignition recognize. RFC 9512 registers the one of YAML.
 	ContentType string
 	Write       func(Join) ([]byte, error)
+	taint       bool // has Join.JoiningTaint
 }
 
 var formats = []Format{
-	{"text", "text/plain; charset=utf-8", Join.Line},
-	{"json", "application/json", Join.JSON},
-	{"yaml", "application/yaml", Join.Configuration},
-	{"kubeconfig", "application/yaml", Join.Kubeconfig},
-	{"cloud-config", "text/cloud-config; charset=utf-8", Join.CloudConfig},
-	{"ignition", "application/vnd.coreos.ignition+json; version=3.0.0", Join.Ignition},
-	{"script", "text/x-shellscript; charset=utf-8", Join.Script},
+	{"text", "text/plain; charset=utf-8", Join.Line, false},
+	{"json", "application/json", Join.JSON, false},
+	{"yaml", "application/yaml", Join.Configuration, true},
+	{"kubeconfig", "application/yaml", Join.Kubeconfig, false},
+	{"cloud-config", "text/cloud-config; charset=utf-8", Join.CloudConfig, true},
+	{"ignition", "application/vnd.coreos.ignition+json; version=3.0.0", Join.Ignition, true},
+	{"script", "text/x-shellscript; charset=utf-8", Join.Script, true},
 }
 
 // Formats returns the names of all formats.
@@ -56,10 +58,27 @@ func FindFormat(name string) (Format, error) {
 // Write returns j in the format of that name.
 func (j Join) Write(format string) ([]byte, error) {
 	f, err := FindFormat(format)
+	if err == nil && j.JoiningTaint {
+		err = f.CheckTaint()
+	}
 	if err != nil {
 		return nil, err
 	}
 	return f.Write(j)
+}
+
+// CheckTaint returns an error if the format has no place for [Join.JoiningTaint].
+func (f Format) CheckTaint() error {
+	if f.taint {
+		return nil
+	}
+	var names []string
+	for _, f := range formats {
+		if f.taint {
+			names = append(names, f.Name)
+		}
+	}
+	return fmt.Errorf("format %s has no place for the taint %s, want one of %s", f.Name, tokens.JoiningTaint, strings.Join(names, ", "))
 }
 
 // joinDocument is the JoinCommand of package server/api.

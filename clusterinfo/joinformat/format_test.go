@@ -30,6 +30,27 @@ func TestRefusesUnknownFormatsAndMissingFields(t *testing.T) {
 	}
 }
 
+// Without the taint, pods would run on a Node before it has what its token asks for.
+func TestFormatHasTaintOrRefusesIt(t *testing.T) {
+	j := example(t)
+	j.JoiningTaint = true
+	for name, want := range map[string]string{"yaml": "nodeRegistration:\n  taints:\n  - effect: NoSchedule\n    key: kubejoin.io/joining\n", "script": "taint='kubejoin.io/joining:NoSchedule'\n", "cloud-config": "", "ignition": ""} {
+		if content, err := j.Write(name); err != nil || !strings.Contains(string(content), want) {
+			t.Errorf("%s: got %s, %v, want %s", name, content, err, want)
+		}
+		controlPlane := j
+		controlPlane.CertificateKey = mustKey(t)
+		if _, err := controlPlane.Write(name); err == nil || !strings.Contains(err.Error(), "a control plane registers without it") {
+			t.Errorf("%s of a control plane: got %v, want an error", name, err)
+		}
+	}
+	for _, name := range []string{"", "text", "json", "kubeconfig"} {
+		if content, err := j.Write(name); err == nil || !strings.Contains(err.Error(), "has no place for the taint kubejoin.io/joining, want one of yaml, cloud-config, ignition, script") {
+			t.Errorf("%s: got %s, %v, want an error", name, content, err)
+		}
+	}
+}
+
 func TestJSONHasExpiryAndWarnings(t *testing.T) {
 	j := example(t)
 	j.Expires, j.Warnings = time.Date(2031, 1, 2, 3, 4, 5, 0, time.UTC), []string{"a"}

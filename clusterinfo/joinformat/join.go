@@ -31,6 +31,9 @@ type Join struct {
 	// RejoinURL is the https://HOST:PORT of a kubejoin server at which the machine can rejoin after its certificate has
 	// expired. [Join.Script] then also installs what the machine needs for that. Other formats ignore it.
 	RejoinURL string
+	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
+	// [Format.CheckTaint] have it.
+	JoiningTaint bool
 	// Expires is when the token expires, zero if it never does. Warnings are messages for the person who gets the
 	// join command. Only [Join.JSON] writes them.
 	Expires  time.Time
@@ -58,8 +61,11 @@ const ConfigAPIVersion = "kubeadm.k8s.io/v1beta4"
 type object = map[string]any
 
 // Configuration returns a JoinConfiguration for 'kubeadm join --config'. It has no fields about the
-// machine, such as nodeRegistration; they can be added.
-func (j Join) Configuration() ([]byte, error) {
+// machine, but for JoiningTaint in nodeRegistration; they can be added.
+func (j Join) Configuration() ([]byte, error) { return j.configuration(j.JoiningTaint) }
+
+// configuration returns the Configuration, with the JoiningTaint or without.
+func (j Join) configuration(tainted bool) ([]byte, error) {
 	if _, err := j.Line(); err != nil { // checks the same fields
 		return nil, fmt.Errorf("join configuration: %w", err)
 	}
@@ -70,11 +76,23 @@ func (j Join) Configuration() ([]byte, error) {
 			"token": j.Token.Reveal(), // also kubeadm's tlsBootstrapToken
 		}},
 	}
+	if j.JoiningTaint && !j.CertificateKey.IsZero() { // kubeadm would leave out its own taint
+		return nil, fmt.Errorf("join configuration: taint %s: a control plane registers without it", tokens.JoiningTaint)
+	}
+	if tainted {
+		c["nodeRegistration"] = object{"taints": []object{{"key": tokens.JoiningTaint, "effect": joiningEffect}}}
+	}
 	if !j.CertificateKey.IsZero() {
 		c["controlPlane"] = object{"certificateKey": j.CertificateKey.Reveal()}
 	}
 	return yaml.Marshal(c)
 }
+
+const (
+	joiningEffect = "NoSchedule"
+	// joiningTaint is a value of the flag --register-with-taints of the kubelet.
+	joiningTaint = tokens.JoiningTaint + ":" + joiningEffect
+)
 
 // Names that kubeadm uses.
 const (

@@ -144,7 +144,9 @@ func TestUserDataIsSmall(t *testing.T) {
 	controlPlane := worker
 	controlPlane.CertificateKey = must.Value(joinformat.ParseCertificateKey(fmt.Sprintf("%x", sha256.Sum256(nil))))(t)
 	controlPlane.TurnServer = name() + ":65535"
-	for kind, j := range map[string]joinformat.Join{"worker": worker, "control plane": controlPlane} {
+	tainted := worker
+	tainted.JoiningTaint = true
+	for kind, j := range map[string]joinformat.Join{"worker": worker, "worker with a taint": tainted, "control plane": controlPlane} {
 		for _, format := range []string{"cloud-config", "ignition"} {
 			if document := must.Value(j.Write(format))(t); len(document) > 12288 {
 				t.Errorf("%s of a %s: got %d bytes, want at most 12,288", format, kind, len(document))

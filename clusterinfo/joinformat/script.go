@@ -22,6 +22,9 @@ var diagnoseText string
 //go:embed turn.sh
 var turnText string
 
+//go:embed taint.sh
+var taintText string
+
 // The script has no comments but those of its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
@@ -34,13 +37,17 @@ func (j Join) Script() ([]byte, error) { return j.script(comments.ReplaceAllStri
 
 // script returns the script with the functions of --diagnose.
 func (j Join) script(diagnosis string) ([]byte, error) {
-	configuration, err := j.Configuration()
+	configuration, err := j.configuration(false) // the script merges the taint with the file of --add-config
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
 	rejoin, err := j.installRejoin()
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
+	}
+	taint, tainting := "", ""
+	if j.JoiningTaint {
+		taint, tainting = joiningTaint, comments.ReplaceAllString(taintText, "")
 	}
 	more, turns := "", ""
 	if !j.CertificateKey.IsZero() {
@@ -53,7 +60,7 @@ func (j Join) script(diagnosis string) ([]byte, error) {
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{TURN}}\n", turns, "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", diagnosis, "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{TURN}}\n", turns, "{{TAINT}}\n", tainting, "{{QUOTED_TAINT}}", quote(taint), "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", diagnosis, "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)

@@ -175,6 +175,7 @@ is_control_plane() {
 }
 
 {{TURN}}
+{{TAINT}}
 with_kubeadm() {
     cat >"$tmp/join.yaml" <<'EOF'
 {{CONFIGURATION}}EOF
@@ -183,7 +184,11 @@ with_kubeadm() {
     if [ -n "$control_plane" ] && ! grep -qs '^timeouts:' "$add_config"; then
         printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
     fi
-    [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    if [ -n "$taint" ]; then
+        with_taint >>"$tmp/join.yaml" || die 1 "--add-config: cannot add the taint $taint to $add_config: write nodeRegistration in block style, with taints instead of the flag register-with-taints"
+    elif [ -n "$add_config" ]; then
+        cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    fi
     [ -z "$control_plane" ] || take_turn "$@"
     again=
     is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
@@ -252,7 +257,7 @@ contexts:
 current-context: tls-bootstrap-token-user@kubernetes
 EOF
     place "$tmp/bootstrap" "$bootstrap" 0600
-    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig"
+    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig${taint:+ --register-with-taints=$taint}"
 }
 
 # find_node sets node and cri_socket as the flags for kubeadm and --add-config say.
@@ -298,6 +303,7 @@ main() {
     pins={{QUOTED_PINS}}
     token={{QUOTED_TOKEN}}
     control_plane={{QUOTED_CONTROL_PLANE}}
+    taint={{QUOTED_TAINT}}
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
     kubeconfig=${KUBEJOIN_KUBECONFIG:-/etc/kubernetes/kubelet.conf}

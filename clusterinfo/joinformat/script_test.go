@@ -506,7 +506,9 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	t.Run("shellcheck", func(t *testing.T) {
 		need.Programs(t, "shellcheck")
 		// SC2034: a script has no part that would read some of the variables, depending on the join.
-		m := newMachine(t, joinOf(t, s, ca))
+		j := joinOf(t, s, ca)
+		j.JoiningTaint = true
+		m := newMachine(t, j)
 		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", "--exclude=SC2034", m.script).CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, output)
 		}

@@ -28,7 +28,7 @@ func Offline(record tokens.Record, kubeconfig []byte) (Minted, map[string]string
 		return Minted{}, nil, err
 	}
 	data[clusterinfo.SignatureKey(record.Token.ID())] = jws
-	join, err := m.join(kubeconfig, record.Token)
+	join, err := m.join(kubeconfig, record)
 	if err != nil {
 		return Minted{}, nil, err
 	}

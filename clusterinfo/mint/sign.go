@@ -24,7 +24,7 @@ func (m *Minter) signed(wait, client context.Context, record tokens.Record, afte
 	}
 	kubeconfig, err := m.ClusterInfo.WaitSigned(wait, t)
 	if err == nil {
-		return m.join(kubeconfig, t)
+		return m.join(kubeconfig, record)
 	}
 	var e *Error
 	switch {
@@ -105,7 +105,7 @@ func (m *Minter) unsignedJoin(ctx context.Context, record tokens.Record) joinfor
 	if err != nil {
 		return joinformat.Join{}
 	}
-	join, err := m.join(kubeconfig, record.Token)
+	join, err := m.join(kubeconfig, record)
 	if err == nil {
 		_, err = join.Line()
 	}
@@ -116,13 +116,14 @@ func (m *Minter) unsignedJoin(ctx context.Context, record tokens.Record) joinfor
 }
 
 // join returns how to join with a token, by a kubeconfig.
-func (m *Minter) join(kubeconfig []byte, t tokens.Token) (joinformat.Join, error) {
+func (m *Minter) join(kubeconfig []byte, record tokens.Record) (joinformat.Join, error) {
 	known, err := m.read(kubeconfig)
 	if err != nil {
 		return joinformat.Join{}, err
 	}
 	j := known.join
-	j.Token, j.CAs = t, slices.Clone(j.CAs) // a caller may change them
+	j.Token, j.CAs = record.Token, slices.Clone(j.CAs) // a caller may change them
+	j.JoiningTaint = record.Limits.Node.ReadyAfter != ""
 	return j, nil
 }
 

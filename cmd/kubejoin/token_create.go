@@ -81,6 +81,9 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 			if err != nil {
 				return err
 			}
+			if o.spec.NodeReadyAfter != "" && !o.printJoinCommand {
+				warn(cmd, "with the token alone, a machine registers without the taint "+tokens.JoiningTaint+", and pods run on it at once; give --print-join-command and --format script")
+			}
 			if o.withoutCluster.offline {
 				return o.withoutCluster.run(cmd, asked, o.format)
 			}

@@ -27,6 +27,10 @@ func (o *tokenCreateOptions) checkJoinFormat(m *mistakes) {
 		m.in("--with-rejoin", joinformat.CheckRejoinURL(o.withRejoin))
 		m.when(o.joinFormat != api.FormatScript, "--with-rejoin: needs --format %s, which installs what a rejoin needs", api.FormatScript)
 	}
+	if f, err := joinformat.FindFormat(o.joinFormat); err == nil && o.printJoinCommand && o.spec.NodeReadyAfter != "" {
+		m.in("--node-ready-after", f.CheckTaint())
+		m.when(!o.key.IsZero(), "--certificate-key: excludes --node-ready-after, which is for workers")
+	}
 	kubeconfig := o.joinFormat == api.FormatKubeconfig
 	m.when(kubeconfig && !o.key.IsZero(), "--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
 	m.when(o.given("pki-dir") && !o.controlPlane, "--pki-dir: needs --control-plane")
@@ -126,6 +130,6 @@ func (o *tokenCreateOptions) join(made api.Token, kubeconfig []byte) ([]byte, er
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
 	return joinformat.Join{
-		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin, Expires: made.Expires,
+		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key, JoiningTaint: made.NodeReadyAfter != "", RejoinURL: o.withRejoin, Expires: made.Expires,
 	}.Write(o.joinFormat)
 }

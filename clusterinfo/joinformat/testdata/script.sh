@@ -174,7 +174,11 @@ EOF
     if [ -n "$control_plane" ] && ! grep -qs '^timeouts:' "$add_config"; then
         printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
     fi
-    [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    if [ -n "$taint" ]; then
+        with_taint >>"$tmp/join.yaml" || die 1 "--add-config: cannot add the taint $taint to $add_config: write nodeRegistration in block style, with taints instead of the flag register-with-taints"
+    elif [ -n "$add_config" ]; then
+        cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
+    fi
     [ -z "$control_plane" ] || take_turn "$@"
     again=
     is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
@@ -239,7 +243,7 @@ contexts:
 current-context: tls-bootstrap-token-user@kubernetes
 EOF
     place "$tmp/bootstrap" "$bootstrap" 0600
-    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig"
+    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig${taint:+ --register-with-taints=$taint}"
 }
 
 find_node() {
@@ -789,6 +793,7 @@ main() {
     pins='sha256:b12154dc4ae9e074899d4a6da1b72f0bea0d4f2ca01bd9289b44d01b2b3435fd'
     token='abcdef.9876543210fedcba'
     control_plane=''
+    taint=''
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
     kubeconfig=${KUBEJOIN_KUBECONFIG:-/etc/kubernetes/kubelet.conf}
