@@ -219,6 +219,9 @@ func TestWarnings(t *testing.T) {
 		"has no groups":                      func(r *tokens.Record) { r.Groups = nil },
 		"cannot renew its certificate":       func(r *tokens.Record) { r.Limits.CertificateDuration = time.Hour },
 		"certificates are valid for only 1h": func(r *tokens.Record) { r.Limits.CertificateDuration = time.Hour },
+		"change these labels at any time: a, b.example/c; it cannot change labels with the prefix node-restriction.kubernetes.io/": func(r *tokens.Record) {
+			r.Limits.Node.Labels = "a=b,b.example/c=d,node-restriction.kubernetes.io/e=f"
+		},
 	} {
 		s := newSite(t)
 		r := newRecord(time.Hour)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -271,6 +272,15 @@ func (m *Minter) advice(ctx context.Context, record tokens.Record) []string {
 	}
 	if d := record.Limits.Strictest().CertificateDuration; d > 0 && d < shortCertificate {
 		list = append(list, fmt.Sprintf("certificates are valid for only %s: a node that is off for longer cannot renew its certificate and has to join again", d))
+	}
+	var loose []string
+	for _, label := range tokens.SplitProperties(record.Limits.Node.Labels) {
+		if key, _, _ := strings.Cut(label, "="); tokens.KubeletMaySet(key) {
+			loose = append(loose, key)
+		}
+	}
+	if len(loose) > 0 {
+		list = append(list, fmt.Sprintf("the kubelet of a machine can change these labels at any time: %s; it cannot change labels with the prefix node-restriction.kubernetes.io/", strings.Join(loose, ", ")))
 	}
 	if m.Warnings != nil {
 		list = append(list, m.Warnings(ctx, record)...)
