@@ -166,9 +166,15 @@ func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 			t.Errorf("%s: released again, the claim has %+v", name, again)
 		}
 	}
-	denied := tokens.Claim{Node: "worker-1", TokenID: id, Limits: tokens.Limits{Rejoin: tokens.RejoinDeny}, Identity: tokens.Identity{NotAfter: noon.AddDate(1, 0, 0)}}
-	if past := denied.PastAfterRelease(noon, 0); !past.Active(noon.AddDate(1, 0, 0)) {
-		t.Errorf("got %+v, want it to last as long as the certificate", past)
+	for _, limits := range []tokens.Limits{{Rejoin: tokens.RejoinDeny}, {Node: tokens.NodeProperties{Labels: "a=b"}}} {
+		claim := tokens.Claim{Node: "worker-1", TokenID: id, Limits: limits, Identity: tokens.Identity{NotAfter: noon.AddDate(1, 0, 0)}}
+		released := tokens.Claim{Node: "worker-1", Past: claim.PastAfterRelease(noon, 0), Identity: tokens.Identity{NotAfter: noon.AddDate(2, 0, 0)}}
+		if past := released.Past; !past.Active(noon.AddDate(1, 0, 0)) {
+			t.Errorf("got %+v, want it to last as long as the certificate", past)
+		}
+		if past := released.PastAfterRelease(noon, 0); !past.Active(noon.AddDate(2, 0, 0)) {
+			t.Errorf("after a renewal: got %+v, want it to last as long as the certificate", past)
+		}
 	}
 }
 

@@ -133,6 +133,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		{name: "reserved, role taken by a rule", node: "cp-1", reason: "NodeNameReserved", says: "rule scaler of --token-limits makes token",
 			limits: tokens.Limits{Role: "control-plane", Rules: []tokens.Rule{{Name: "scaler", Worker: true}}}},
 		{name: "one node", limits: tokens.Limits{MaxNodes: 1}},
+		{name: "labels of Nodes", limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterLabels}}},
 		{name: "by name", limits: tokens.Limits{NodeNames: []string{"worker-7"}}},
 		{name: "by pattern", limits: tokens.Limits{NodeNames: []string{"db-*", "worker-*"}, MaxNodes: 5}},
 		{name: "another name", limits: tokens.Limits{NodeNames: []string{"worker-8", "db-*"}}, reason: "NodeNameNotAllowed", says: "kubejoin token create --max-nodes 1 --node-name worker-7"},
@@ -204,6 +205,9 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 			limited := !record.Limits.IsZero()
 			if claimed != limited || limited != (admission.TokenID == token.ID()) {
 				t.Errorf("got claim: %v, admission %+v; want a claim exactly if the token has limits: %+v", claimed, admission, record.Limits)
+			}
+			if claimed && !claim.Limits.Equal(record.Limits) {
+				t.Errorf("got limits %+v of the claim, want %+v", claim.Limits, record.Limits)
 			}
 			now := c.records[token.ID()]
 			if counts := slices.Contains(now.Nodes, name); counts != (record.Limits.NodeLimit() > 0) {

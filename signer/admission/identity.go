@@ -51,7 +51,7 @@ func planRenewal(f facts, r approval.Request) plan {
 	case !c.Past.Active(f.now):
 	case !f.nodes:
 		p.err = approval.RefuseFor(ReasonNodeNameReleased, "the claim on node name %s was released, so its certificate cannot be renewed; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", c.Node, c.Node)
-	case c.Past.CertificateDuration > 0:
+	case c.Past.CertificateDuration > 0 || c.Past.Node != (tokens.NodeProperties{}):
 		c.Past = c.Past.Renewed(f.now)
 		p.admitted.Duration = c.Past.CertificateDuration
 	}

@@ -137,6 +137,8 @@ var (
 
 func TestRenewalTakesDurationOfClaim(t *testing.T) {
 	past := limited(nil).AfterRelease
+	labeled := tokens.ReleasedClaim{Until: noon.Add(time.Hour), Node: tokens.NodeProperties{Labels: "a=b"}}
+	labeledOver := tokens.ReleasedClaim{Until: noon, Node: labeled.Node}
 	unbound := tokens.ReleasedClaim{Until: noon.Add(time.Hour)}
 	joined := limited(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate })
 	for name, test := range map[string]struct {
@@ -153,6 +155,8 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 		"released":                      {claim: past(held), want: past(held.Renewed(noon)), lifetime: 2 * time.Hour},
 		"released, no Nodes":            {claim: past(held), alone: true, refused: true},
 		"released, not bound":           {claim: past(unbound), want: past(unbound)},
+		"released, with labels":         {claim: past(labeled), want: past(labeled.Renewed(noon))},
+		"released, over, with labels":   {claim: past(labeledOver), want: past(labeledOver)},
 		"released, over":                {claim: past(over), want: past(over)},
 		"released, over, no Nodes":      {claim: past(over), alone: true, want: past(over)},
 	} {

@@ -55,7 +55,7 @@ func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, strin
 // remains of the released claim.
 func TestNewClaimReplacesReleasedOne(t *testing.T) {
 	const node = "worker-1"
-	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour}
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: 2 * time.Hour, Node: tokens.NodeProperties{Labels: "a=b"}}
 	for _, test := range []struct {
 		name    string
 		request func(t *testing.T, c *cluster) approval.Request
@@ -118,6 +118,9 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 				}
 			} else if err != nil {
 				t.Fatal(err)
+			}
+			if got := c.claims[node].Remaining().Node; test.reason == "" && got != (tokens.NodeProperties{}) {
+				t.Errorf("the Node would get %+v of the machine before", got)
 			}
 			if claim, found := c.claims[node]; found && !claim.Released() && time.Since(claim.Created) > time.Minute {
 				t.Errorf("got creation time %s, want now", claim.Created)

@@ -87,6 +87,9 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 			if random.IntN(3) == 0 {
 				l.Role = tokens.RoleControlPlane
 			}
+			if random.IntN(3) == 0 {
+				l.Node.Labels = "a=b"
+			}
 			l.CertificateDuration = time.Duration(random.IntN(3)) * time.Hour
 		}
 		return l
@@ -100,7 +103,7 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 		}
 		restrict(&after, claims)
 		b, a := before.Limits, after.Limits
-		if a.Replaces != b.Replaces || a.Role != b.Role ||
+		if a.Replaces != b.Replaces || a.Role != b.Role || a.Node != b.Node ||
 			b.NodeLimit() > 0 && a.NodeLimit() != b.NodeLimit() || b.CertificateDuration > 0 && a.CertificateDuration != b.CertificateDuration ||
 			len(after.Nodes) > max(a.NodeLimit(), len(claims)) || after.Check() != nil {
 			t.Fatalf("%+v becomes %+v, which counts %q, by %+v", b, a, after.Nodes, claims)
