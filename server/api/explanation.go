@@ -91,6 +91,10 @@ type ClaimEvidence struct {
 	// NodeUID is the UID of the Node object, if the node has registered.
 	NodeUID string `json:"nodeUID,omitempty"`
 	Keys    int    `json:"keys"`
+	// What the Node gets, as in TokenSpec.
+	NodeLabels     []string `json:"nodeLabels,omitempty"`
+	NodeTaints     []string `json:"nodeTaints,omitempty"`
+	NodeReadyAfter string   `json:"nodeReadyAfter,omitempty"`
 }
 
 // A RevocationEvidence is the revocation of a node.

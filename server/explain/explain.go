@@ -46,6 +46,7 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 		v.shared()
 		v.revoked()
 	}
+	v.properties()
 	v.turn()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence
 	if len(v.missing) > 0 {

@@ -36,6 +36,11 @@ func TestExplain(t *testing.T) {
 	plain, bound := token(t, "abcdef"), token(t, "bbbbbb", forNames("worker-*"))
 	signed := info(t, ca, plain, bound)
 	unsigned := info(t, ca)
+	labeled := func(uid string) *tokens.Claim {
+		c := claim("abcdef")
+		c.NodeUID, c.Limits.Node = uid, tokens.NodeProperties{Labels: "a=b,c=,d=e,g=h", Taints: "f:NoSchedule", ReadyAfter: tokens.ReadyAfterServingCertificate}
+		return c
+	}
 	gone := func(what api.Fact) api.UnreadFact { return api.UnreadFact{Fact: what, Reason: "forbidden"} }
 
 	for about, c := range map[string]struct {
@@ -418,6 +423,18 @@ func TestExplain(t *testing.T) {
 			state: explain.Claimed, since: before(10 * time.Minute),
 			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; if no other machine is to join with this name, release it with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
+		},
+		"claimed, with labels": {
+			facts: explain.Facts{Claim: labeled(""), ClusterInfo: signed},
+			state: explain.Claimed, since: before(10 * time.Minute),
+			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; release the name with: kubejoin claim release worker-7; " +
+				"from token abcdef, its Node gets labels a=b, c=, d=e and 1 more and taints f:NoSchedule; pods run on it after its serving certificate",
+			next: []string{"kubejoin claim release worker-7"},
+		},
+		"joined, with labels": {
+			facts: explain.Facts{Object: node("True", ""), Claim: labeled("u")},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
 		"claimed and deleted": {
 			facts: explain.Facts{Claim: func() *tokens.Claim { c := claim("abcdef"); c.NodeUID = "u"; return c }(), ClusterInfo: signed},

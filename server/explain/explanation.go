@@ -65,5 +65,9 @@ func claimEvidence(c *tokens.Claim) *api.ClaimEvidence {
 	if c == nil {
 		return nil
 	}
-	return &api.ClaimEvidence{TokenID: c.TokenID, Created: c.Created, NodeUID: c.NodeUID, Keys: len(c.Keys)}
+	p := c.Limits.Node
+	return &api.ClaimEvidence{
+		TokenID: c.TokenID, Created: c.Created, NodeUID: c.NodeUID, Keys: len(c.Keys),
+		NodeLabels: tokens.SplitProperties(p.Labels), NodeTaints: tokens.SplitProperties(p.Taints), NodeReadyAfter: p.ReadyAfter,
+	}
 }
