@@ -122,8 +122,8 @@ type extraPermission struct {
 }
 
 // extraPermissions returns the extra permissions that a new token needs. It needs none if it expires and has a limit on
-// nodes, both within the Limits, only the default group and no role, replaces no Node, and adds nothing to its Nodes. lifetime is the field of the
-// request that says when it expires.
+// nodes, both within the Limits, only the default group and no role, and replaces no Node. Its Nodes must get no labels and
+// taints. lifetime is the field of the request that says when it expires.
 func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {
