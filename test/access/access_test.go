@@ -354,6 +354,8 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	s.Flags = append(s.Flags, "--client-ca-file="+s.CAFile(), "--client-qps=0") // this test sends many bad credentials
 	s.Flags = append(s.Flags, "--pki-dir="+pki, "--signer-config="+kubeadmSigners(t, pki))
 	other := addOperator(t, s, `vic,2,"dev"`)
+	s.RunKubectl(t, "create", "clusterrole", "patch-nodes", "--verb=patch", "--resource=nodes") // for labels and taints of tokens
+	s.RunKubectl(t, "create", "clusterrolebinding", "patch-nodes", "--clusterrole=patch-nodes", "--serviceaccount=kubejoin-system:kubejoin")
 	s.Start(t, "--rejoin-window=1h")
 	s.WaitLeader(t)
 	ctx, admin := t.Context(), s.Client()
@@ -467,7 +469,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	s.Secrets.CheckAbsent(t, "the log", second.Program.Log())
 }
 
-// checkRoleForOneGroup checks the documented role that allows tokens for one group only.
+// checkRoleForOneGroup checks a role that allows tokens for one group and one label only, as documented.
 func checkRoleForOneGroup(t *testing.T, s *harness.Site) {
 	t.Helper()
 	must.Value(s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
@@ -475,6 +477,7 @@ func checkRoleForOneGroup(t *testing.T, s *harness.Site) {
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens/groups"}, ResourceNames: []string{"system:bootstrappers:rack-7"}, Verbs: []string{"create"}},
+			{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens/labels"}, ResourceNames: []string{"node-restriction.kubernetes.io/tenant=blue"}, Verbs: []string{"create"}},
 		},
 	}, metav1.CreateOptions{}))(t)
 	who := caller{bearer: createServiceAccount(t, s, "rack-7", "rack-7")}
@@ -487,7 +490,14 @@ func checkRoleForOneGroup(t *testing.T, s *harness.Site) {
 		}
 		return nil
 	})
-	for _, query := range []string{"maxNodes=1&groups=system:bootstrappers:rack-8", "maxNodes=1&groups=system:bootstrappers:rack-7,system:bootstrappers:rack-8", "groups=system:bootstrappers:rack-7"} {
+	const blue = "maxNodes=1&nodeLabels=node-restriction.kubernetes.io/tenant=blue"
+	if status, body := mint(blue); status != 200 {
+		t.Errorf("%s: got %d %s, want 200", blue, status, body)
+	}
+	for _, query := range []string{
+		"maxNodes=1&groups=system:bootstrappers:rack-8", "maxNodes=1&groups=system:bootstrappers:rack-7,system:bootstrappers:rack-8", "groups=system:bootstrappers:rack-7",
+		"maxNodes=1&nodeLabels=node-restriction.kubernetes.io/tenant=red", blue + ",node-role.kubernetes.io/gpu=", blue + "&nodeTaints=a:NoSchedule",
+	} {
 		if status, body := mint(query); status != 403 {
 			t.Errorf("%s: got %d %s, want 403", query, status, body)
 		}
