@@ -43,7 +43,9 @@ before=
 for word; do
 	if [ "$before" = --config ]; then
 		more=
-		printf 'nodeRegistration:\n  criSocket: unix://%[1]s/cri.sock\npatches:\n  directory: %[1]s/patches\n' >>"$word"
+		grep -q '^nodeRegistration:' "$word" || echo nodeRegistration: >>"$word"
+		sed -i 's|^nodeRegistration: {|&criSocket: "unix://%[1]s/cri.sock", |; s|^nodeRegistration:$|&\n  criSocket: unix://%[1]s/cri.sock|' "$word"
+		printf 'patches:\n  directory: %[1]s/patches\n' >>"$word"
 	fi
 	before=$word
 done

@@ -30,9 +30,13 @@ import (
 func TestJoinsByEveryFormat(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{})
+	s := harness.PrepareSite(t, cluster.Options{})
+	s.RunKubectl(t, "create", "clusterrole", "patch-nodes", "--verb=patch", "--resource=nodes") // for nodeReadyAfter
+	s.RunKubectl(t, "create", "clusterrolebinding", "patch-nodes", "--clusterrole=patch-nodes", "--serviceaccount=kubejoin-system:kubejoin")
+	s.Start(t)
 	for _, test := range []struct {
 		format         string
+		taints         string // of the kubelet's flag; empty: none
 		withoutKubeadm bool
 		make           func(t *testing.T, file string) []string // the command that the machine boots with
 	}{
@@ -46,16 +50,35 @@ func TestJoinsByEveryFormat(t *testing.T) {
 		{format: "script", withoutKubeadm: true, make: func(t *testing.T, file string) []string { return []string{"sh", file} }},
 		{format: "cloud-config", make: cloudInit},
 		{format: "ignition", make: ignite},
+		{format: "yaml", taints: "kubejoin.io/joining:NoSchedule", make: func(t *testing.T, file string) []string {
+			return []string{"kubeadm", "join", "--config", file}
+		}},
+		{format: "script", taints: "kubejoin.io/joining:NoSchedule,gpu:NoExecute", make: func(t *testing.T, file string) []string {
+			more := filepath.Join(filepath.Dir(file), "more.yaml")
+			must.OK(t, os.WriteFile(more, []byte("nodeRegistration:\n  taints:\n  - key: gpu\n    effect: NoExecute\n"), 0o600))
+			return []string{"sh", file, "--add-config", more}
+		}},
+		{format: "cloud-config", taints: "kubejoin.io/joining:NoSchedule", make: cloudInit},
 	} {
 		name := test.format + "-node" // the Events of a node "script" look like tokens
-		if test.withoutKubeadm {
+		query := ""
+		switch {
+		case test.withoutKubeadm:
 			name += "-kubelet"
+		case test.taints != "":
+			name, query = name+"-tainted", "&nodeReadyAfter=serving-certificate"
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			file := joinFile(t, s, "?ttl=1h&maxNodes=1&certificateDuration=72h&nodeNames="+name, test.format)
+			file := joinFile(t, s, "?ttl=1h&maxNodes=1&certificateDuration=72h&nodeNames="+name+query, test.format)
 			node := must.Value(s.Boot(name, !test.withoutKubeadm, test.make(t, file)...))(t)
 			waitJoined(t, s, node, !test.withoutKubeadm, 72*time.Hour)
+			if flags, err := node.ReadFile("/var/lib/kubelet/kubeadm-flags.env"); !test.withoutKubeadm {
+				_, taints, _ := strings.Cut(string(flags), "--register-with-taints=")
+				if end := strings.IndexAny(taints, " \""); err != nil || taints[:max(end, 0)] != test.taints {
+					t.Errorf("got flags %s of the kubelet, %v, want the taints %q", flags, err, test.taints)
+				}
+			}
 			switch test.format {
 			case "cloud-config":
 				checkNoFile(t, s, node, joinformat.CloudConfigScript)
