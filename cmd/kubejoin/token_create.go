@@ -63,6 +63,9 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
   # cloud-init user data for a machine that joins when it boots
   kubejoin token create --max-nodes 1 --print-join-command --format cloud-config
 
+  # for a machine of a tenant, whose Node gets a label that the machine cannot change
+  kubejoin token create --max-nodes 1 --node-label node-restriction.kubernetes.io/tenant=a
+
   # to replace a broken machine whose Node object still exists
   kubejoin token create --replace-node worker-7 --print-join-command
 
