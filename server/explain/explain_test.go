@@ -427,7 +427,7 @@ func TestExplain(t *testing.T) {
 		"claimed, with labels": {
 			facts: explain.Facts{Claim: labeled(""), ClusterInfo: signed},
 			state: explain.Claimed, since: before(10 * time.Minute),
-			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; release the name with: kubejoin claim release worker-7; " +
+			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; if no other machine is to join with this name, release it with: kubejoin claim release worker-7; " +
 				"from token abcdef, its Node gets labels a=b, c=, d=e and 1 more and taints f:NoSchedule; pods run on it after its serving certificate",
 			next: []string{"kubejoin claim release worker-7"},
 		},
