@@ -143,11 +143,15 @@ func TestPipelinesGetOneToken(t *testing.T) {
 	if len(tasks) != 3 || !tasks[1].NoLog || !tasks[2].NoLog {
 		t.Fatalf("tasks %+v, want three, the last two with no_log", tasks)
 	}
+	curl := func() (string, error) { // without -e, as a person pastes the block
+		c := exec.CommandContext(t.Context(), "sh", "-c", block("sh"))
+		c.Dir = w.dir
+		output, err := c.CombinedOutput()
+		return string(output), err
+	}
 	for name, form := range map[string]func() string{
 		"curl": func() string {
-			c := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", block("sh"))
-			c.Dir = w.dir
-			if output, err := c.CombinedOutput(); err != nil {
+			if output, err := curl(); err != nil {
 				t.Fatalf("%v\n%s", err, output)
 			}
 			return string(must.Value(os.ReadFile(filepath.Join(w.dir, "join-command")))(t))
@@ -167,5 +171,14 @@ func TestPipelinesGetOneToken(t *testing.T) {
 		if r.Limits.MaxNodes != 1 || !slices.Equal(r.Limits.NodeNames, []string{"worker-7"}) {
 			t.Errorf("token %s has limits %+v, want one node worker-7", r.Token.ID(), r.Limits)
 		}
+	}
+	// A refused request is no join command.
+	must.OK(t, os.Remove(filepath.Join(w.dir, "join-command")))
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "installer.curlrc"), []byte(`header = "Authorization: Bearer wrong"`), 0o600))
+	if output, err := curl(); err == nil || !strings.Contains(output, "401") {
+		t.Errorf("curl with a wrong bearer token: got %v\n%s, want an error with 401", err, output)
+	}
+	if content, err := os.ReadFile(filepath.Join(w.dir, "join-command")); err == nil {
+		t.Errorf("a refused request writes join-command: %s", content)
 	}
 }

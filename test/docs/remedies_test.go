@@ -126,6 +126,7 @@ var remedies = []remedy{
 	{"docs/migrate-from-kube-controller-manager.md", "for which `kubejoin doctor` has reported `kcm-signs`", "kubejoin doctor"},
 	{"docs/migrate-from-kube-controller-manager.md", "If nobody renews the Lease any more", "kubectl -n kubejoin-system get lease kubejoin"},
 	{"docs/operate.md", "because the restored counts lack nodes", "kubejoin token list"},
+	{"docs/pipelines.md", "If a token leaks", "kubejoin token list"},
 	{"docs/protocol.md", "If `kubejoin doctor` says so too", "kubejoin doctor"},
 	{"docs/rejoin.md", "If the bound key is lost", "kubectl get node NODE"},
 	{"docs/revocation.md", "A dry run names the token while it works", "kubejoin revoke worker-7 --dry-run"},
