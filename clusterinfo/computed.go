@@ -19,21 +19,20 @@ var (
 	ErrUnsigned = errors.New("not signed")
 )
 
-// mostRest limits the pause after a computation. A slow store must not make later callers wait for
-// longer than that.
+// mostRest limits the pause after a computation. Otherwise a slow store would make later callers wait longer.
 const mostRest = 50 * time.Millisecond
 
-// Computed is a cluster-info of unlimited size that is not stored. It is signed on request by the tokens
-// that are live then. The result is cached while it is valid, so a request costs almost nothing while no
-// token changes. Its methods may be called concurrently.
+// Computed is a cluster-info of unlimited size that is not stored. Each request signs it with the tokens that
+// are live. The result is cached while it is valid, so a request costs almost nothing while no token changes.
+// Its methods may be called concurrently.
 type Computed struct {
-	// Tokens sign. They are listed again after each hint from Watch.
+	// Tokens stores the tokens that sign. Computed lists them again after each hint from Watch.
 	Tokens tokens.Store
 	// Kubeconfig is the document to sign; see [Kubeconfig].
 	Kubeconfig []byte
-	// Follow, if set, returns the kubeconfig to sign in place of Kubeconfig. It is called for each request
-	// and should not block. Its errors are returned. JSON returns [ErrKubeconfig] for a kubeconfig that
-	// must not be passed on. The returned bytes are not changed.
+	// Follow, if set, returns the kubeconfig to sign in place of Kubeconfig. Computed calls it for each request
+	// and returns its errors. It should not block. JSON returns [ErrKubeconfig] for a kubeconfig that must not
+	// be passed on. Computed does not change the returned bytes.
 	Follow func(context.Context) ([]byte, error)
 	// Spent finds the tokens whose signatures are not needed any more. With nil, all live tokens sign.
 	Spent *Spent
@@ -60,7 +59,7 @@ type computation struct {
 	document Document
 	retired  Retired
 	at       time.Time
-	until    time.Time // when the Document may change; zero means never
+	until    time.Time // when the Document may change; zero: never
 	changes  int       // known changes when the tokens were listed
 	data     func() map[string]string
 	json     []byte
@@ -101,9 +100,9 @@ func (c *Computed) Config(ctx context.Context) (kubeconfig []byte, err error) {
 	return kubeconfig, nil
 }
 
-// WaitSigned returns the signed kubeconfig if the token signs it now; Data and JSON then have the
-// signature. It waits for the list of Tokens, which may lag, and for no signer. If the token does not sign,
-// the error wraps [ErrUnsigned] or [ErrSignature]. The bytes are shared and must not be changed.
+// WaitSigned returns the signed kubeconfig if the token signs it now; Data and JSON then have the signature. It
+// waits for the list of Tokens, which may lag, but not for a signer. If the token does not sign, the error
+// wraps [ErrUnsigned] or [ErrSignature]. The bytes are shared and must not be changed.
 func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if kubeconfig, err = c.Config(ctx); err != nil {
 		return nil, err
@@ -138,7 +137,7 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	return kubeconfig, nil
 }
 
-// retires reports whether the cached computation has no signature by a token because it needs none.
+// retires reports whether the cached computation omits the signature by a token because the token needs none.
 func (c *Computed) retires(r *tokens.Record) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,8 +216,8 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	return n, nil
 }
 
-// retire takes the usage signing from the tokens that need no signature. It returns when to look for them again; zero
-// without spent tokens. If it cannot look, tokens go on signing: the next look follows.
+// retire removes the usage signing from the tokens that need no signature. It returns when to search for such tokens
+// again; zero if no token is spent. If the search fails, tokens continue to sign until the next search.
 func (c *Computed) retire(ctx context.Context, records []tokens.Record, now time.Time) (retired Retired, again time.Time) {
 	if c.Spent == nil || !slices.ContainsFunc(records, tokens.Record.Spent) {
 		return Retired{}, time.Time{}
@@ -246,7 +245,7 @@ func (c *Computed) known() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.hint == nil {
-		c.hint = c.Tokens.Watch(context.Background()) // for the lifetime of the store
+		c.hint = c.Tokens.Watch(context.Background()) // until the store is closed
 	}
 	select {
 	case <-c.hint:
@@ -256,9 +255,9 @@ func (c *Computed) known() int {
 	return c.changes
 }
 
-// cached returns the latest computation if it has the current kubeconfig, contains all known changes and is still
-// valid at this time; otherwise nil. It is invalid after an expiry, when a look for spent tokens is due, and if the clock was
-// set back.
+// cached returns the latest computation if it has the current kubeconfig, contains all known changes and is still valid
+// at this time; otherwise nil. It is invalid after a token has expired, when a search for spent tokens is due, and if
+// the clock was set back.
 func (c *Computed) cached(ctx context.Context) (*computation, error) {
 	kubeconfig, err := c.Config(ctx)
 	if err != nil {

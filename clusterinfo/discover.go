@@ -27,14 +27,14 @@ const (
 	maxAnswer = 32 << 20
 )
 
-// ErrUntrusted means that an endpoint responded and cannot be trusted. A retry does not help.
+// ErrUntrusted means that an endpoint has responded, but cannot be trusted. A retry does not help.
 var ErrUntrusted = errors.New("discovery endpoint is not trusted")
 
 // Discovered is what a joining node has learned about the cluster.
 type Discovered struct {
 	// Server is the address of the API server.
 	Server string
-	// CAs are the pinned certificates of the cluster's bundle.
+	// CAs are those certificates of the cluster's bundle that match a pin.
 	CAs []*x509.Certificate
 	// Kubeconfig contains Server and CAs, and no credential.
 	Kubeconfig []byte
@@ -64,10 +64,9 @@ type Discovery struct {
 // server's certificate. After the signature is verified, the second request trusts only the pinned CAs in
 // the kubeconfig. Both responses must contain the same kubeconfig.
 //
-// Run retries temporary errors until ctx ends. The error then gives the last reason and wraps the
-// context's. These errors wrap [ErrUntrusted] and end it at once: a wrong signature, an unusable
-// kubeconfig, no pinned CA, a certificate from another CA, and a second kubeconfig that differs from the
-// first.
+// Run retries temporary errors until ctx ends. The error then gives the last reason and wraps the error of ctx.
+// Run does not retry the following errors, which wrap [ErrUntrusted]: a wrong signature, an unusable
+// kubeconfig, no pinned CA, a certificate from another CA, and a second kubeconfig that differs from the first.
 func (d Discovery) Run(ctx context.Context) (Discovered, error) {
 	found, err := d.run(ctx)
 	if err != nil {
@@ -92,8 +91,7 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 		return Discovered{}, errors.New("no CA pin given, want at least one")
 	}
 
-	// Nothing from this connection is trusted until the signature is verified, and no CA until its pin
-	// matches.
+	// Trust nothing from this connection until the signature is verified, and no CA until its pin matches.
 	first, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true})
 	if err != nil {
 		return Discovered{}, err
@@ -131,7 +129,7 @@ func (d Discovery) fetch(ctx context.Context, config *tls.Config) (string, error
 	transport := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     config,
-		DisableKeepAlives:   true, // each try may reach another server that works
+		DisableKeepAlives:   true, // each attempt may reach another server, which may work
 		TLSHandshakeTimeout: d.Timeout,
 	}
 	client := &http.Client{

@@ -16,11 +16,11 @@ import (
 var ErrNoKubeconfig = errors.New("no kubeconfig to sign")
 
 // A Document is the intended content of cluster-info at one time: a kubeconfig and its signatures. It is
-// immutable: [Document.Update] returns another one. The zero Document is empty.
+// immutable: [Document.Update] returns a new Document. The zero Document is empty.
 type Document struct {
 	kubeconfig string
 	signatures map[string]signature // by token ID
-	elsewhere  map[string]bool      // IDs of live tokens whose secret is unknown: only others can sign with them
+	elsewhere  map[string]bool      // IDs of live tokens whose secret is unknown: only another signer can sign with them
 	next       time.Time
 }
 
@@ -31,9 +31,9 @@ type signature struct {
 	jws     string
 }
 
-// Update returns the Document for another time, kubeconfig or set of tokens. It computes only signatures
-// whose token or kubeconfig has changed. With [ErrNoKubeconfig] it returns d itself. Any other error is
-// about single records; the Document then contains all others.
+// Update returns the Document for another time, kubeconfig or set of tokens. It computes only signatures whose
+// token or kubeconfig has changed. With [ErrNoKubeconfig] it returns d itself. Any other error is about single
+// records; the Document then contains all other records.
 func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Time) (Document, error) {
 	if len(kubeconfig) == 0 {
 		return d, ErrNoKubeconfig
@@ -77,8 +77,8 @@ func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Ti
 // Next returns when the next token expires, so that the Document changes. The zero time means never.
 func (d Document) Next() time.Time { return d.next }
 
-// Has reports whether a live signing token has this ID. The Document has its signature, or leaves that to
-// another signer that knows the token secret.
+// Has reports whether a live signing token has this ID. Either the Document contains the signature of the
+// token, or another signer that knows the secret must sign.
 func (d Document) Has(id string) bool {
 	_, found := d.signatures[id]
 	return found || d.elsewhere[id]
@@ -106,8 +106,9 @@ type Merged struct {
 //   - The signature of a live token whose secret is unknown stays while the kubeconfig does not change: another
 //     signer may know the secret, and the two would otherwise add and remove the signature in turn.
 //
-// limit is the maximum sum of all values in bytes; 0 means unlimited. If not all signatures fit, tokens
-// that have one already come first, then older tokens. So a full ConfigMap can still shrink.
+// limit is the maximum sum of all values in bytes; 0 means unlimited. If not all signatures fit, Merge first
+// takes the tokens that already have a signature in current, then older tokens. So a full ConfigMap can still
+// shrink.
 func (d Document) Merge(current map[string]string, limit int) Merged {
 	m := Merged{Data: make(map[string]string, len(d.signatures)+len(current))}
 	put := func(key, value string) {
@@ -170,8 +171,8 @@ func (d Document) byPriority(current map[string]string) []signature {
 	return append(there, others...)
 }
 
-// json returns what [MarshalConfigMap] returns for Data, in a tenth of the time. records are those that the
-// Document was made from, sorted by ID.
+// json returns what [MarshalConfigMap] returns for Data, in a tenth of the time. records are the records that
+// the Document was made from, sorted by ID.
 func (d Document) json(records []tokens.Record) ([]byte, error) {
 	frame, err := MarshalConfigMap(map[string]string{KubeconfigKey: d.kubeconfig})
 	if err != nil {

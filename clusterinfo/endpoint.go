@@ -13,9 +13,9 @@ import (
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
-// Endpoint returns the HOST:PORT of a server with the URL https://HOST[:PORT][/PATH]. The default port is 443. It
-// checks each URL of a server that kubejoin writes or prints: a join command must be able to name the server. Its
-// errors name only the host and the port of the URL, which may contain a password.
+// Endpoint returns the HOST:PORT of a server with the URL https://HOST[:PORT][/PATH]. The default port is 443.
+// kubejoin calls it for each server URL that it writes or prints: a join command must be able to name the server.
+// Its errors name only the host and the port of the URL, which may contain a password.
 func Endpoint(server string) (string, error) {
 	u, err := parseServer(server)
 	if err != nil {
@@ -65,8 +65,8 @@ func CheckEndpoint(s string) error {
 	return nil
 }
 
-// IsLoopback reports whether an endpoint HOST:PORT is localhost or a loopback address. Each machine that gets it connects to
-// itself.
+// IsLoopback reports whether an endpoint HOST:PORT is localhost or a loopback address. A machine that uses such an
+// endpoint connects to itself.
 func IsLoopback(endpoint string) bool {
 	host, _, err := net.SplitHostPort(endpoint)
 	host = strings.ToLower(host)

@@ -14,13 +14,13 @@ type JoinCommand struct {
 	// Endpoint is the HOST:PORT from which the machine requests cluster-info.
 	Endpoint string
 	Token    tokens.Token
-	// Pins are the pins of the CAs that the machine may trust, at least one: see [Pins].
+	// Pins are the pins of the CAs that the machine may trust: at least one pin, see [Pins].
 	Pins []string
 }
 
-// Reveal returns the command in clear text, as one line without a newline: "kubeadm join HOST:PORT --token
-// T --discovery-token-ca-cert-hash sha256:H", with the last flag once for each pin. It is always safe to
-// paste into a shell: Reveal returns an error if a field is not a valid endpoint, token or pin.
+// Reveal returns the command in clear text, as one line without a newline: "kubeadm join HOST:PORT --token T
+// --discovery-token-ca-cert-hash sha256:H". The last flag occurs once for each pin. It is always safe to paste
+// into a shell: Reveal returns an error if a field is not a valid endpoint, token or pin.
 func (c JoinCommand) Reveal() (string, error) {
 	if !c.Token.HasSecret() {
 		return "", fmt.Errorf("join command: token %s: its secret is not known", c.Token)

@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ErrSignature means that a signature is not the one that the token makes.
+// ErrSignature means that a signature was not made with the token.
 var ErrSignature = errors.New("signature does not verify")
 
 // Sign returns the detached compact JWS (RFC 7515, appendix F) of the kubeconfig that kubeadm expects from
@@ -20,8 +20,8 @@ func Sign(kubeconfig []byte, t tokens.Token) (string, error) {
 	if secret == "" {
 		return "", fmt.Errorf("sign with token %s: its secret is not known", t)
 	}
-	// go-jose rejects HMAC keys that are shorter than the hash (RFC 7518, section 3.2), and a token secret
-	// has half that length. HMAC pads keys with zeros to its block size of 64 bytes (RFC 2104), so these
+	// go-jose rejects HMAC keys that are shorter than the hash (RFC 7518, section 3.2), and a token secret is
+	// half as long as the hash. HMAC pads keys with zeros to its block size of 64 bytes (RFC 2104), so these
 	// zeros change nothing.
 	key := make([]byte, max(32, len(secret)))
 	copy(key, secret)

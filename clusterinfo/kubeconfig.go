@@ -13,14 +13,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// MaxKubeconfig is the maximum size of a discovery kubeconfig in bytes: about sixty CA certificates.
-// Malicious YAML as long as a ConfigMap would take a third of a second to parse.
+// MaxKubeconfig is the maximum size of a discovery kubeconfig in bytes: about sixty CA certificates. Malicious
+// YAML of the size of a ConfigMap would take a third of a second to parse.
 const MaxKubeconfig = 128 << 10
 
 // ErrKubeconfig is wrapped by errors of [ParseKubeconfig]: a joining node cannot use the kubeconfig.
 var ErrKubeconfig = errors.New("kubeconfig")
 
-// discoveryKubeconfig is one cluster and the empty fields that clientcmd writes, too.
+// discoveryKubeconfig is one cluster, and the empty fields that clientcmd also writes.
 type discoveryKubeconfig struct {
 	APIVersion     string         `json:"apiVersion"`
 	Clusters       []namedCluster `json:"clusters"`
@@ -48,16 +48,16 @@ type cluster struct {
 	CAData []byte `json:"certificate-authority-data,omitempty"`
 	Server string `json:"server"`
 
-	// Never written, and rejected when read: see refused.
+	// kubejoin never writes these fields, and rejects them when it reads: see refused.
 	CAFile        string `json:"certificate-authority,omitempty"`
 	Insecure      bool   `json:"insecure-skip-tls-verify,omitempty"`
 	ProxyURL      string `json:"proxy-url,omitempty"`
 	TLSServerName string `json:"tls-server-name,omitempty"`
 }
 
-// refused returns a field that the cluster has and must not have, or "". Each of them changes what a client trusts or
-// where it connects. kubeadm ignores them if it discovers the cluster with a token, but obeys them in a discovery file.
-// So machines that read the same cluster-info in two ways would trust different servers.
+// refused returns a field of the cluster that is not allowed, or "". Each of them changes what a client trusts or where
+// it connects. kubeadm ignores them if it discovers the cluster with a token, but obeys them in a discovery file. So
+// machines that read the same cluster-info in two ways would trust different servers.
 func (c cluster) refused() string {
 	switch {
 	case c.CAFile != "":
@@ -109,11 +109,11 @@ func kubeconfigOf(server string, cas []*x509.Certificate) ([]byte, error) {
 	return b, nil
 }
 
-// ParseKubeconfig parses a discovery kubeconfig, from kubejoin or another program. It returns the address
-// of the API server and the CA certificates. It rejects a kubeconfig that contains a credential, has not
-// exactly one cluster, or trusts anything but its certificates. Like kubeadm, it wants a cluster without a
-// name, or that of the current context. The server may be one that [Endpoint] refuses. Errors wrap
-// [ErrKubeconfig] and repeat nothing of the content but field names and the port.
+// ParseKubeconfig parses a discovery kubeconfig, from kubejoin or another program. It returns the address of
+// the API server and the CA certificates. It rejects a kubeconfig that contains a credential, has not exactly
+// one cluster, or trusts anything but its certificates. Like kubeadm, it requires that the cluster has no name,
+// or the cluster name of the current context. It accepts a server that [Endpoint] refuses. Errors wrap
+// [ErrKubeconfig] and repeat only field names and the port from the content.
 func ParseKubeconfig(kubeconfig []byte) (server string, cas []*x509.Certificate, err error) {
 	server, cas, err = parseKubeconfig(kubeconfig)
 	if err != nil {
@@ -187,7 +187,7 @@ func WithCAs(kubeconfig []byte, cas []*x509.Certificate) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return kubeconfigOf(server, cas) // a server that no join command can name stays, as it is in cluster-info
+	return kubeconfigOf(server, cas) // keep the server of cluster-info, even if no join command can name it
 }
 
 // ParseCAs parses a PEM bundle of CA certificates, for example a ca.crt. It ignores text between the

@@ -13,9 +13,9 @@ import (
 // retry is the pause between two tries after a temporary error.
 const retry = 200 * time.Millisecond
 
-// A Complete is cluster-info with the signatures of all live tokens of a store that need one. It includes those that do
-// not fit into the ConfigMap or are not written yet. It is for servers that replace the API server for
-// discovery. Machines that use the API server see only the ConfigMap.
+// A Complete is cluster-info with the signatures of all live tokens of a store that need one. It includes signatures
+// that do not fit into the ConfigMap or are not written yet. Servers use it to replace the API server for discovery.
+// Machines that use the API server see only the ConfigMap.
 type Complete struct{ clusterinfo.Computed }
 
 // Complete returns the kubeconfig of the ConfigMap, kept current and signed by the tokens of a store. spent is as in

@@ -23,11 +23,12 @@ type ConfigMap struct {
 	client kubernetes.Interface
 	cache  *kubecache.Cache[*corev1.ConfigMap, cached]
 
-	limit  atomic.Int64 // the most bytes of all values, as the Signer found it; zero means the default
+	limit  atomic.Int64 // maximum sum of all values in bytes, which the Signer found; zero: the default
 	limits tokens.Hints // reports changes of limit
 }
 
-// cached is cluster-info with what is computed once for each change. The zero value means that it does not exist.
+// cached is cluster-info with the values that are computed once for each change. The zero value means that it
+// does not exist.
 type cached struct {
 	object *corev1.ConfigMap
 	config []byte // the kubeconfig in object
@@ -82,9 +83,9 @@ func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 	return now.config, err
 }
 
-// WaitSigned returns the kubeconfig of the live cluster-info as soon as it has a valid signature by the
-// token, whichever program signed it. If ctx ends before, the error wraps the context's and says what was
-// found instead.
+// WaitSigned returns the kubeconfig of the live cluster-info as soon as it has a valid signature by the token,
+// whichever program signed it. If ctx ends first, the error wraps the error of ctx and says what was found
+// instead.
 func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if !t.HasSecret() {
 		return nil, fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)
@@ -100,7 +101,7 @@ func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig 
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			// If the ConfigMap could not be read, that reason is better than "no cluster-info".
+			// If the ConfigMap could not be read, return that reason instead of "no cluster-info".
 			if _, filled := c.cache.Len(); !filled {
 				if _, err := c.read(ctx); err != nil {
 					return nil, fmt.Errorf("waiting for a signature by token %s: %w", t, err)
@@ -137,7 +138,7 @@ func (c *ConfigMap) read(ctx context.Context) (cached, error) {
 			return cached{}, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, err)
 		}
 	}
-	e := c.cache.Peek(clusterinfo.Name) // also after ctx has ended: a client that disconnects is no failure
+	e := c.cache.Peek(clusterinfo.Name) // even if ctx has ended: a client that disconnects is no failure
 	if e == nil {
 		return cached{}, errNone
 	}

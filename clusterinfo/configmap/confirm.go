@@ -16,10 +16,11 @@ import (
 // confirmAtOnce is how many tokens are read at the same time.
 const confirmAtOnce = 8
 
-// confirmed adds tokens to a list that may lag: those that have a signature in cluster-info and were never
-// in the list. Another signer may have seen them first, for example the previous leader or
-// kube-controller-manager. So their signatures are not removed and added again. These tokens are read again
-// until the list has them. A token that was in the list and has left it is deleted, and is not read.
+// confirmed adds tokens to a list that may lag: tokens that have a signature in cluster-info and were never in
+// the list. Another signer may have seen them first, for example the previous leader or
+// kube-controller-manager. So the Signer does not remove their signatures and add them again. confirmed reads
+// these tokens until the list contains them. If a token was in an earlier list and is missing now, it was
+// deleted, so confirmed does not read it.
 func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data map[string]string) ([]tokens.Record, error) {
 	var unknown []string
 	for key := range data {

@@ -20,16 +20,16 @@ const (
 	signatureSize = 85
 	// warnFrom is the ratio at which an operator should still have time to act.
 	warnFrom = 0.8
-	// resetBelow is the ratio below which warnings are reset. It avoids a warning each time the ratio goes
-	// above warnFrom.
+	// resetBelow is the ratio below which a FillMonitor may warn again. It avoids a warning each time the ratio
+	// rises above warnFrom.
 	resetBelow = 0.75
 )
 
 // Fill is the size of a ConfigMap compared to its limit.
 type Fill struct {
-	// Signatures is the number of signatures in it.
+	// Signatures is the number of signatures in the ConfigMap.
 	Signatures int
-	// Bytes is the sum of its values, and Limit the maximum of that.
+	// Bytes is the sum of its values in bytes, and Limit is the maximum of Bytes.
 	Bytes, Limit int
 }
 
@@ -114,7 +114,7 @@ func (g FillMonitor) Run(ctx context.Context) error {
 		g.Event = func(string, string) {}
 	}
 	ratio := metrics.Gauge(g.Registerer, "kubejoin_clusterinfo_used_ratio", "Used part of the maximum size of cluster-info, from 0 to 1.").WithLabelValues()
-	warned := 0 // 1 from warnFrom on, 2 when full
+	warned := 0 // 1: ratio at least warnFrom; 2: full
 	return loop.Loop{
 		Name: "cluster-info-size",
 		Step: func(context.Context) (time.Time, error) {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Manifests returns cluster-info with that data, and the Role and RoleBinding that let anybody read it.
-// They can be applied once there is an API server.
+// Manifests returns cluster-info with that data, and the Role and RoleBinding that allow anybody to read it.
+// They can be applied as soon as the API server runs.
 func Manifests(data map[string]string) []runtime.Object {
 	binding, role := public()
 	binding.TypeMeta = metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "RoleBinding"}

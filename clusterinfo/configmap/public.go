@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PublicRole is the name of the Role and the RoleBinding that let anybody read cluster-info. kubeadm uses
+// PublicRole is the name of the Role and the RoleBinding that allow anybody to read cluster-info. kubeadm uses
 // the same name.
 const PublicRole = "kubeadm:bootstrap-signer-clusterinfo"
 

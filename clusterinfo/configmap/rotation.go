@@ -13,13 +13,15 @@ import (
 type Rotation struct {
 	// Stage names the rotation and its stage.
 	Stage string
-	// Trusted are the CAs that must be in cluster-info. All are those of the rotation: the rest of them must not.
+	// Trusted are the CAs that cluster-info must contain. All are all CAs of the rotation; cluster-info must not
+	// contain those that are not in Trusted.
 	Trusted, All []*x509.Certificate
 }
 
-// A Follower keeps the CAs of cluster-info those of a rotation.
+// A Follower updates the CAs in cluster-info to match the stage of a rotation.
 type Follower struct {
-	// Rotation returns the state from a cache; nil if no rotation is known to be in progress. Then cluster-info keeps its CAs.
+	// Rotation returns the state from a cache; nil if no rotation is known to be in progress. In that case,
+	// cluster-info keeps its CAs.
 	Rotation func() (*Rotation, error)
 	// Watch hints that the state may have changed, as [ConfigMap.Watch] does.
 	Watch func(context.Context) <-chan struct{}
@@ -34,16 +36,16 @@ func (f *Follower) watch(ctx context.Context) <-chan struct{} {
 	return f.Watch(ctx)
 }
 
-// A followed is the kubeconfig to sign, and the stage of the rotation that it follows; empty if it follows none. changed
-// reports whether the CAs differ from those before.
+// A followed is the kubeconfig to sign, and the stage of the rotation that it follows; empty if it follows none.
+// changed reports whether its CAs differ from the CAs of the kubeconfig before.
 type followed struct {
 	kubeconfig []byte
 	stage      string
 	changed    bool
 }
 
-// follow returns the kubeconfig with the CAs of the rotation. CAs that are no part of the rotation stay, after those of the
-// rotation: an operator may have added them for a load balancer.
+// follow returns the kubeconfig with the CAs of the rotation. Other CAs stay, after the CAs of the rotation: an
+// operator may have added them for a load balancer.
 func (f *Follower) follow(kubeconfig []byte) (followed, error) {
 	same := followed{kubeconfig: kubeconfig}
 	if f == nil {
@@ -57,7 +59,8 @@ func (f *Follower) follow(kubeconfig []byte) (followed, error) {
 	if err != nil {
 		return same, err
 	}
-	// A pin is of a key: a CA may have been renewed with its key, and a cross certificate has the key of the new CA.
+	// Compare pins, which are hashes of keys: a CA may have been renewed with the same key, and a cross certificate
+	// has the key of the new CA.
 	pins := clusterinfo.Pins(r.All)
 	want := slices.Concat(r.Trusted, slices.DeleteFunc(slices.Clone(cas), func(c *x509.Certificate) bool { return slices.Contains(pins, clusterinfo.Pin(c)) }))
 	if sameCAs(cas, want) {
@@ -76,7 +79,8 @@ func sameCAs(a, b []*x509.Certificate) bool {
 		!slices.ContainsFunc(b, func(c *x509.Certificate) bool { return !in(a, c) })
 }
 
-// corrected reports an edit: if cluster-info had the CAs of a stage at an earlier step, and has others now.
+// corrected reports an edit if cluster-info had the CAs of this stage at an earlier step and had other CAs
+// before this step.
 func (s *signing) corrected(now followed) {
 	if now.changed && s.followed == now.stage {
 		s.Logger.Warn("CAs in cluster-info were edited during a CA rotation, corrected", "stage", now.stage)

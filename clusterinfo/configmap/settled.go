@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// list returns all tokens. The caller must not change them. A store that caches decoded records shares them.
+// list returns all tokens. The caller must not change them, because a store that caches decoded records shares them.
 func (s *signing) list(ctx context.Context) ([]*tokens.Record, error) {
 	if cache, ok := s.Tokens.(interface {
 		Shared(ctx context.Context) ([]*tokens.Record, error)
@@ -22,13 +22,13 @@ func (s *signing) list(ctx context.Context) ([]*tokens.Record, error) {
 	return listed, err
 }
 
-// settled has what the last step read, if that step had nothing to write. Most changes of tokens only count a node. Then the next
-// step computes no signatures, and compares only the tokens that have changed.
+// settled has what the last step read, if that step had nothing to write. Most changes to tokens only count a node.
+// After such a change, the next step computes no signatures, and compares only the tokens that have changed.
 type settled struct {
 	version    string // of cluster-info
 	kubeconfig string
 	records    []*tokens.Record
-	until      time.Time // when a token expires; zero if none does
+	until      time.Time // when the next token expires; zero if no token expires
 	retired    removed
 }
 

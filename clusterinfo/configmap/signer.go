@@ -22,7 +22,7 @@ const (
 	// gap collects a burst of new tokens into one write. A write itself takes a few milliseconds.
 	gap = 5 * time.Millisecond
 	// gapOfEach is added to the gap between writes for each signature. A write contains all signatures, and
-	// takes a tenth of a second with ten thousand.
+	// takes a tenth of a second with ten thousand signatures.
 	gapOfEach = 70 * time.Microsecond
 	// stepTimeout limits the time of a step.
 	stepTimeout = 30 * time.Second
@@ -30,24 +30,24 @@ const (
 	maxConflicts = 10
 )
 
-// A Signer keeps the signatures in cluster-info those of the live tokens of a store. It creates
-// cluster-info if it does not exist. One Signer should run in a cluster. More of them do no harm, nor does
-// kube-controller-manager's bootstrap signer.
+// A Signer keeps cluster-info signed by exactly the live tokens of a store. It creates cluster-info if it does
+// not exist. One Signer should run in a cluster. Additional Signers do no harm, and kube-controller-manager's
+// bootstrap signer does none either.
 //
 // In namespace kube-public the client needs get, list, watch and update on ConfigMap cluster-info, and
 // create on configmaps to create it. A Signer does not make cluster-info public: see [PublicRole].
 type Signer struct {
 	ConfigMap *ConfigMap
 	Tokens    tokens.Store
-	// Default is the kubeconfig for a cluster-info that does not exist or has none. Without Default, Run
-	// fails to sign until another program adds a kubeconfig.
+	// Default is the kubeconfig to use if cluster-info does not exist or has no kubeconfig. Without Default,
+	// Run fails to sign until another program adds a kubeconfig.
 	Default []byte
 	// Server, if set, is the URL that the kubeconfig must have. A kubeconfig with another URL is
 	// replaced by one with the same CAs, and all signatures are computed again. If Server is empty, the
 	// kubeconfig stays byte for byte.
 	Server string
-	// Follow keeps the CAs in cluster-info those of a CA rotation; nil leaves them. The kubeconfig and all signatures
-	// change in one write.
+	// Follow updates the CAs in cluster-info during a CA rotation; nil does not change them. The kubeconfig and all
+	// signatures change in one write.
 	Follow *Follower
 	// Spent finds the tokens whose signatures are not needed any more. With nil, all live tokens sign.
 	Spent *clusterinfo.Spent
@@ -105,10 +105,10 @@ type signing struct {
 	document clusterinfo.Document
 	// written is the object that the last write or live read returned: the watch may lag behind it.
 	written *corev1.ConfigMap
-	// live requests a read of the object from the API server, because the watch lags.
+	// live makes the next step read the object from the API server, because the watch lags.
 	live bool
-	// limit is the maximum sum of values that a write tries. It is below the limit of a ConfigMap after
-	// etcd rejected a write as too large.
+	// limit is the maximum sum of values for a write, in bytes. After etcd has rejected a write as too large,
+	// limit is below the limit of a ConfigMap.
 	limit   int
 	leftOut int
 	signed  int // signatures in cluster-info
@@ -117,7 +117,8 @@ type signing struct {
 	lastWrite time.Time
 	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
-	// retired are the tokens that Spent has found, and removed those whose signatures the last step has removed.
+	// retired are the tokens that Spent has found. removed are the retired tokens whose signatures the last step
+	// has removed.
 	retired clusterinfo.Retired
 	removed removed
 	// done is the last step that left nothing to do.
@@ -138,7 +139,7 @@ func (s *signing) step(ctx context.Context) (time.Time, error) {
 		next, err := s.sign(ctx)
 		switch {
 		case errors.Is(err, errEarly):
-			// Half of the gap, because a signature may have to be removed earlier.
+			// Wait only half of the gap, because a signature may have to be removed earlier.
 			select {
 			case <-ctx.Done():
 				return time.Time{}, fmt.Errorf("wait for the next write of cluster-info: %w", ctx.Err())
@@ -157,8 +158,8 @@ func (s *signing) step(ctx context.Context) (time.Time, error) {
 // errEarly means that a write is not due yet.
 var errEarly = errors.New("write of cluster-info is not due yet")
 
-// notBefore returns when the next write is due. A write that only adds signatures waits for the gap after
-// the last one. Any other write is due at once: a revoked token must not keep its signature for long.
+// notBefore returns when the next write is due. A write that only adds signatures waits for the gap after the
+// last write. Any other write is due at once: a revoked token must not keep its signature for long.
 func notBefore(last time.Time, signatures int, onlyAdds bool) time.Time {
 	if !onlyAdds {
 		return last
@@ -168,7 +169,7 @@ func notBefore(last time.Time, signatures int, onlyAdds bool) time.Time {
 
 func writeGap(signatures int) time.Duration { return gap + time.Duration(signatures)*gapOfEach }
 
-// onlyAdds reports whether all entries of cluster-info stay as they are.
+// onlyAdds reports whether all existing entries of cluster-info stay unchanged.
 func onlyAdds(current, next map[string]string) bool {
 	for key, value := range current {
 		if next[key] != value {
@@ -178,7 +179,7 @@ func onlyAdds(current, next map[string]string) bool {
 	return current[clusterinfo.KubeconfigKey] == next[clusterinfo.KubeconfigKey]
 }
 
-// sign reads, computes and, if there is a difference, writes. With errEarly, next is when that write is due.
+// sign reads, computes and, if there is a difference, writes. With errEarly, next is when the write is due.
 func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	listed, err := s.list(ctx)
 	if err != nil {
@@ -197,7 +198,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 			space -= len(value)
 		}
 	}
-	// An error about one part is returned after the other parts are done.
+	// Do the other parts first, then return the error of this part.
 	followed, kubeconfigErr := s.kubeconfig(data)
 	kubeconfig := followed.kubeconfig
 	if len(kubeconfig) == 0 {
@@ -222,7 +223,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	merged := document.Merge(data, max(space, 1))
 	if merged.Changed {
 		if due := notBefore(s.lastWrite, s.signed, onlyAdds(data, merged.Data)); time.Now().Before(due) {
-			return due, errEarly // s.document stays: confirmed must not look up the tokens that have left it
+			return due, errEarly // s.document stays: confirmed must not look up tokens that were removed since
 		}
 	}
 	s.document = document
@@ -268,7 +269,8 @@ func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
 	return seen, nil
 }
 
-// kubeconfig returns the kubeconfig to sign. An error beside it means that Server or the CAs could not be set.
+// kubeconfig returns the kubeconfig to sign. With an error, the kubeconfig is still usable, but Server or the
+// CAs could not be set in it.
 func (s *signing) kubeconfig(data map[string]string) (followed, error) {
 	kubeconfig := []byte(data[clusterinfo.KubeconfigKey])
 	if len(kubeconfig) == 0 {

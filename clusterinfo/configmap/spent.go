@@ -6,7 +6,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// retire looks for tokens that need no signature, if it is time. With an error, those that were found before stay.
+// retire searches for tokens that need no signature, if a search is due. With an error, tokens that an earlier
+// search found stay retired.
 func (s *signing) retire(ctx context.Context, all []*tokens.Record) (err error) {
 	now := s.Now()
 	if s.Spent == nil || !s.retired.Due(now) {
@@ -17,7 +18,7 @@ func (s *signing) retire(ctx context.Context, all []*tokens.Record) (err error) 
 	return err
 }
 
-// removed are the retired tokens whose signatures a step has removed: their UIDs by ID.
+// removed maps the ID of each retired token whose signature a step has removed to its UID.
 type removed map[string]string
 
 func (m removed) has(r *tokens.Record) bool {
@@ -25,9 +26,9 @@ func (m removed) has(r *tokens.Record) bool {
 	return found && uid == r.UID
 }
 
-// signers returns the records as they sign, and the retired tokens among them. The signature of a retired token is removed
-// once. If another signer adds it again, such as that of kube-controller-manager, it stays: the two would otherwise add and
-// remove it in turn.
+// signers returns the records with the usages that the next document uses, and the retired tokens among them. The
+// Signer removes the signature of a retired token once. If another signer adds the signature again, for example
+// kube-controller-manager, it stays. Otherwise the two signers would add and remove it in turn.
 func (s *signing) signers(listed []*tokens.Record) ([]tokens.Record, removed) {
 	records, retired := make([]tokens.Record, len(listed)), removed{}
 	for i, r := range listed {
@@ -38,7 +39,7 @@ func (s *signing) signers(listed []*tokens.Record) ([]tokens.Record, removed) {
 		}
 		switch {
 		case now && s.removed.has(r), s.Spent != nil && !s.retired.Looked() && r.Spent():
-			records[i].Token, _ = tokens.OnlyID(r.Token.ID()) // a token whose secret only others know
+			records[i].Token, _ = tokens.OnlyID(r.Token.ID()) // as if this signer did not know the secret
 		case now:
 			records[i].Signing = false
 		}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// errStartOver means that the step must start over: the object has changed, or less must be written.
+// errStartOver means that the step must start over: the object has changed, or the data must become smaller.
 var errStartOver = errors.New("cluster-info has changed")
 
 // write replaces the data of current, or creates cluster-info if current is nil. It fails if the object has
@@ -37,7 +37,8 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 	}
 	switch {
 	case err == nil:
-		// A removal that did not wait for its gap lets the next write wait for both, so a burst of removals has gaps.
+		// After a removal that did not wait for its gap, the next write waits for both gaps. So a burst of removals
+		// has gaps, too.
 		s.lastWrite = s.lastWrite.Add(writeGap(s.signed))
 		if now := time.Now(); now.After(s.lastWrite) {
 			s.lastWrite = now
@@ -102,8 +103,8 @@ func (s *signing) logWrite(current *corev1.ConfigMap, m clusterinfo.Merged) {
 	}
 }
 
-// lower reduces the limit after a write that was too large. The API server accepted the current object
-// before, so lower gives up no signature in it for a new one.
+// lower reduces the limit after a write that was too large. The API server has accepted the size of the current
+// object, so the limit does not drop below this size to fit a new signature.
 func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused error) error {
 	others := 0 // bytes that do not depend on the number of signatures
 	for key, value := range m.Data {
@@ -131,9 +132,9 @@ func (s *signing) lower(current *corev1.ConfigMap, m clusterinfo.Merged, refused
 	return errStartOver
 }
 
-// isTooLarge reports whether an object was rejected because of its size. The API server rejects more than 1
-// MiB of values, or a request of more than 3 MiB. etcd rejects more than 1.5 MiB with keys and metadata,
-// with an error of no specific type.
+// isTooLarge reports whether an object was rejected because of its size. The API server rejects more than 1 MiB
+// of values, or a request of more than 3 MiB. etcd rejects more than 1.5 MiB with keys and metadata, but its
+// error has no specific type.
 func isTooLarge(err error) bool {
 	if apierrors.IsRequestEntityTooLargeError(err) || apierrors.HasStatusCause(err, metav1.CauseType(field.ErrorTypeTooLong)) {
 		return true

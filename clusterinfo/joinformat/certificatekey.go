@@ -59,16 +59,16 @@ func (k CertificateKey) MarshalText() ([]byte, error) { return []byte(k.String()
 
 // Lifetimes of an [Upload].
 const (
-	// UploadTTL is how long an upload lasts after the last call that returned its key, as in kubeadm.
+	// UploadTTL is how long an upload is valid after the last call that returned its key, as in kubeadm.
 	UploadTTL = 2 * time.Hour
-	// KeyTTL is how long a key lasts at most, however many calls return it.
+	// KeyTTL is the maximum time for which a key is valid, even if later calls return it again.
 	KeyTTL = 4 * time.Hour
 )
 
-// A KeyEndsError reports that the key of an upload ends too soon to join with it. A new upload before that would end the
-// key of earlier join commands.
+// A KeyEndsError reports that the key of an upload expires too soon for a new join command. A new upload now would
+// invalidate the key in earlier join commands.
 type KeyEndsError struct {
-	// Expires is when the key ends.
+	// Expires is when the key expires.
 	Expires time.Time
 }
 
@@ -79,7 +79,7 @@ func (e *KeyEndsError) Error() string {
 
 // An Upload is the result of [github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts.Uploader.Upload].
 type Upload struct {
-	// Key decrypts the files. It is stored nowhere.
+	// Key decrypts the files. kubejoin does not store it.
 	Key CertificateKey
 	// Expires is when the Secret is deleted, unless a later call extends it.
 	Expires time.Time

@@ -14,8 +14,9 @@ import (
 const CloudConfigScript = "/run/kubejoin/join.sh"
 
 // CloudConfig returns user data for cloud-init that runs [Join.Script] at the first boot, after the modules
-// that install packages. Nothing restarts the script, so it waits for the cluster for the default TTL of a
-// token, a day. The script is compressed and has no --diagnose, so that the document has at most 12 KiB.
+// that install packages. Nothing restarts the script, so it waits for the cluster for a day, which is the
+// default TTL of a token. The script is compressed and has no --diagnose, so that the document has at most 12
+// KiB.
 func (j Join) CloudConfig() ([]byte, error) {
 	content, err := j.userData()
 	if err != nil {

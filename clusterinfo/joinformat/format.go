@@ -14,7 +14,8 @@ import (
 // A Format is a form in which a [Join] can be written. Formats never change their names.
 type Format struct {
 	Name string
-	// ContentType is the media type that cloud-init and Ignition recognize. RFC 9512 registers the one of YAML.
+	// ContentType is the media type that cloud-init and Ignition recognize. RFC 9512 registers the media type
+	// of YAML.
 	ContentType string
 	Write       func(Join) ([]byte, error)
 	taint       bool // has Join.JoiningTaint
@@ -39,7 +40,7 @@ func Formats() []string {
 	return names
 }
 
-// maxName limits how much of an unknown name is in an error.
+// maxName is the maximum length of an unknown name in an error, in bytes.
 const maxName = 40
 
 // FindFormat returns the format of that name. An empty name is text.
@@ -97,7 +98,7 @@ type joinDocument struct {
 	Warnings       []string  `json:"warnings,omitempty"`
 }
 
-// JSON returns a JoinCommand of package server/api, with a newline. It has each field of j by itself.
+// JSON returns a JoinCommand of package server/api, with a newline. It contains each field of j separately.
 func (j Join) JSON() ([]byte, error) {
 	line, err := j.Line()
 	if err != nil {

@@ -13,8 +13,8 @@ const IgnitionUnit = "kubejoin.service"
 const ignitionVersion = "3.0.0"
 
 // The script waits for the cluster for its default timeout. systemd 244 or later starts it again after a
-// failure; older versions reject Restart= in a oneshot service. A try costs two requests. RestartSec=
-// separates any two tries, also when kubeadm fails at once. Exit status 2 means invalid options, which no
+// failure; older versions reject Restart= in a oneshot service. An attempt costs two requests. RestartSec=
+// separates any two attempts, even if kubeadm fails at once. Exit status 2 means invalid options, which no
 // retry fixes. time-sync.target is passive: a service that waits for NTP pulls it in, if it is enabled
 // (systemd.special(7)).
 const ignitionUnit = `[Unit]

@@ -25,11 +25,11 @@ type Join struct {
 	CAs    []*x509.Certificate
 	// CertificateKey joins the machine as a control-plane node; the zero value joins a worker.
 	CertificateKey CertificateKey
-	// TurnServer is the HOST:PORT of a kubejoin server at which a control plane waits for its turn to join. Empty is
-	// Endpoint. If it has no turns or cannot be reached, the machine joins without one.
+	// TurnServer is the HOST:PORT of a kubejoin server at which a control plane waits for its turn to join. Empty
+	// means Endpoint. If that server has no turns or cannot be reached, the machine joins without a turn.
 	TurnServer string
 	// RejoinURL is the https://HOST:PORT of a kubejoin server at which the machine can rejoin after its certificate has
-	// expired. [Join.Script] then also installs what the machine needs for that. Other formats ignore it.
+	// expired. [Join.Script] then also installs the files that rejoining needs. Other formats ignore it.
 	RejoinURL string
 	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
 	// [Format.CheckTaint] have it.
@@ -52,9 +52,9 @@ func (j Join) Line() ([]byte, error) {
 	return []byte(line + "\n"), nil
 }
 
-// ConfigAPIVersion is the apiVersion of all configuration that kubejoin writes for kubeadm. Each supported version reads it.
-// kubeadm 1.37 no longer reads v1beta3, and reads v1 only with --allow-experimental-api. The tests of joins
-// give it to the kubeadm of each supported version.
+// ConfigAPIVersion is the apiVersion of all configuration that kubejoin writes for kubeadm. Each supported version
+// reads it. kubeadm 1.37 no longer reads v1beta3, and reads v1 only with --allow-experimental-api. The join tests pass
+// it to kubeadm in each supported version.
 const ConfigAPIVersion = "kubeadm.k8s.io/v1beta4"
 
 // An object is a document in YAML, or a part of one. The encoder sorts its keys.
@@ -101,10 +101,9 @@ const (
 	contextName = userName + "@" + clusterName
 )
 
-// Kubeconfig returns a kubeconfig for the API server with the token as the credential. It is for 'kubeadm
-// join --discovery-file', which then needs no anonymous access and no Endpoint, and for a kubelet's
-// --bootstrap-kubeconfig. It fails with a CertificateKey, because kubeadm only reads that from its own
-// flag.
+// Kubeconfig returns a kubeconfig for the API server with the token as the credential. It is for 'kubeadm join
+// --discovery-file', which then needs no anonymous access and no Endpoint, and for a kubelet's
+// --bootstrap-kubeconfig. It fails if j has a CertificateKey, because kubeadm reads this key only from a flag.
 func (j Join) Kubeconfig() ([]byte, error) {
 	if !j.Token.HasSecret() {
 		return nil, fmt.Errorf("token %s: its secret is not known", j.Token)
@@ -118,7 +117,7 @@ func (j Join) Kubeconfig() ([]byte, error) {
 		"contexts":        []object{{"name": contextName, "context": object{"cluster": clusterName, "user": userName}}},
 		"current-context": contextName,
 	}
-	// Apply the checks of a discovery kubeconfig, which has no user. The server may be one that no join command can name.
+	// Apply the checks of a discovery kubeconfig, which has no user. A join command may be unable to name the server.
 	public, err := yaml.Marshal(k)
 	if err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/deploy/systemd"
 )
 
-// safeURL matches URLs that mean the same in a shell, in an environment file and in a unit.
+// safeURL matches URLs without characters that are special in a shell, in an environment file or in a unit.
 var safeURL = regexp.MustCompile(`\Ahttps://[A-Za-z0-9.:/_\[\]-]+\z`)
 
 // CheckRejoinURL returns an error if a URL is invalid in [Join.RejoinURL].

@@ -28,11 +28,11 @@ var taintText string
 // The script has no comments but those of its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
-// Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
-// cluster-info from Endpoint with curl, and only trusts a server whose certificate is from a CA with one of
-// the pins. Then it runs kubeadm, or writes files for a kubelet that is installed without kubeadm. With
-// --diagnose it only reports what is wrong. Its option --help has the details. The token is in the text of the script, and in no command line,
-// environment or output. The script is too large for user data, see [Join.CloudConfig].
+// Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests cluster-info from
+// Endpoint with curl, and only trusts a server if a CA with one of the pins has issued its certificate. Then it runs
+// kubeadm, or writes files for a kubelet that is installed without kubeadm. With --diagnose it only reports what is
+// wrong. Its option --help has the details. The token is in the text of the script, but in no command line, environment
+// or output. The script is too large for user data: see [Join.CloudConfig].
 func (j Join) Script() ([]byte, error) { return j.script(comments.ReplaceAllString(diagnoseText, "")) }
 
 // script returns the script with the functions of --diagnose.
@@ -71,8 +71,8 @@ func (j Join) script(diagnosis string) ([]byte, error) {
 // noDiagnosis replaces --diagnose in user data.
 const noDiagnosis = "diagnose() { die 1 'user data has no room for --diagnose: on the cluster, run kubejoin token create --print-join-command --format script, and run that script here'; }\n"
 
-// userData returns the script without --diagnose, in the form that both cloud-config and Ignition accept. EC2 limits user
-// data to 16 KiB, and others add their own to it, so what kubejoin makes of this has at most 12 KiB.
+// userData returns the script without --diagnose, in the form that both cloud-config and Ignition accept. EC2 limits
+// user data to 16 KiB, and other tools add their own data, so a document of kubejoin has at most 12 KiB.
 func (j Join) userData() (string, error) {
 	script, err := j.script(noDiagnosis)
 	if err != nil {

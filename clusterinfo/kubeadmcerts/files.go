@@ -18,7 +18,7 @@ import (
 // DefaultDir is the folder where kubeadm keeps the certificates of a control plane.
 const DefaultDir = "/etc/kubernetes/pki"
 
-// maxFile is the largest file that is uploaded, in bytes. All files must fit into a Secret, 1 MiB.
+// maxFile is the maximum size of an uploaded file, in bytes. All files together must fit into a Secret of 1 MiB.
 const maxFile = 96 << 10
 
 // A Configuration is the part of kubeadm's ClusterConfiguration that says where shared files and etcd are, and which names
@@ -44,8 +44,8 @@ type Configuration struct {
 	} `json:"etcd"`
 }
 
-// configVersions are the versions of the ClusterConfiguration that kubeadm stores: v1beta3 before 1.31, v1beta4 since then,
-// and v1 later: kubeadm 1.37 has it, switched off.
+// configVersions are the versions of the ClusterConfiguration that kubeadm stores: v1beta3 before 1.31, and v1beta4
+// since. kubeadm 1.37 contains v1, which is still disabled.
 var configVersions = []string{"kubeadm.k8s.io/v1beta3", "kubeadm.k8s.io/v1beta4", "kubeadm.k8s.io/v1"}
 
 // parseConfiguration parses the ClusterConfiguration in the ConfigMap kubeadm-config.
@@ -72,8 +72,8 @@ type source struct {
 	required   bool
 }
 
-// sources returns the files that kubeadm uploads. With external etcd these are the files of the API server's client of
-// etcd. Without one of the required files, a control plane that joins would generate its own.
+// sources returns the files that kubeadm uploads. With external etcd, they include the files that the API server needs
+// as a client of etcd. Without one of the required files, a control plane that joins would generate its own.
 func (c Configuration) sources(dir string) []source {
 	in := func(name ...string) string { return filepath.Join(append([]string{dir}, name...)...) }
 	list := []source{
@@ -101,7 +101,7 @@ func (c Configuration) sources(dir string) []source {
 	return list
 }
 
-// read reads the files to upload. dir is the folder that this host has as certificatesDir.
+// read reads the files to upload. dir is the folder on this host in place of certificatesDir.
 func (c Configuration) read(dir string) (Files, error) {
 	files := Files{}
 	var missing []string
@@ -145,7 +145,8 @@ func readFile(path string) ([]byte, error) {
 	return content, nil
 }
 
-// checkPEM returns an error for a file that kubeadm refuses to download, and for one with a block that it would skip.
+// checkPEM returns an error for a file that kubeadm refuses to download, and for a file with a PEM block that kubeadm
+// would skip.
 func checkPEM(content []byte) error {
 	if _, err := pemfile.Blocks(content); err != nil {
 		return err

@@ -56,7 +56,7 @@ func (f Files) Encrypt(key joinformat.CertificateKey) (map[string][]byte, error)
 	return data, nil
 }
 
-// Decrypt reverses [Files.Encrypt]. It fails if one value was not encrypted with this key.
+// Decrypt reverses [Files.Encrypt]. It fails if any value was not encrypted with this key.
 func Decrypt(data map[string][]byte, key joinformat.CertificateKey) (Files, error) {
 	aead, err := gcm(key)
 	if err != nil {

@@ -12,17 +12,18 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 )
 
-// saltAnnotation is the annotation of the Secret with the salt of its key. kubeadm ignores it, and removes it when it
-// uploads under a key of its own.
+// saltAnnotation is the annotation of the Secret with the salt of its key. kubeadm ignores it, and removes it when
+// kubeadm itself uploads with a key of its own.
 const saltAnnotation = "kubejoin.io/certificate-key-salt"
 
-// minKeyLeft is how long a returned key lasts at least: a machine has to boot and to join meanwhile.
+// minKeyLeft is the minimum time for which a returned key stays valid: a machine has to boot and join within it.
 const minKeyLeft = 30 * time.Minute
 
-// maxSkew is how far the clock of another control plane may be ahead. A key from a later time would last too long.
+// maxSkew is how far the clock of another control plane may be ahead. A key whose time is later would be valid for
+// too long.
 const maxSkew = 5 * time.Minute
 
-// An upload is what to write to the Secret.
+// An upload is the content to write to the Secret.
 type upload struct {
 	salt    string
 	key     joinformat.CertificateKey
@@ -31,11 +32,11 @@ type upload struct {
 	shared  bool // an earlier call returned the key
 }
 
-// plan returns the upload that follows live.
+// plan returns the upload that replaces live, or shares its key.
 //
-// The key is derived from all files and a random salt, which begins with the time when it was made. So each control plane
-// can compute the key of an upload by another one, also after a restart, and nobody stores it. Only a host with all files
-// can compute it, and it opens nothing else.
+// The key is derived from all files and a random salt, which begins with its creation time. So each control plane can
+// compute the key of an upload by another control plane, even after a restart, and the key is not stored. Only a host
+// that has all files can compute the key, and the key decrypts only these files.
 func plan(live stored, files Files, now time.Time) (upload, error) {
 	now = now.UTC().Truncate(time.Second)
 	if next, end, ok := live.share(files); ok && now.Before(live.expires) && now.Before(end) && end.Sub(now) <= joinformat.KeyTTL+maxSkew {
@@ -57,7 +58,7 @@ func plan(live stored, files Files, now time.Time) (upload, error) {
 	return upload{salt: salt, key: key, data: data, expires: now.Add(joinformat.UploadTTL)}, err
 }
 
-// share returns the live upload and when its key ends. ok is false if it has other files or another key.
+// share returns the live upload and when its key expires. ok is false if it has other files or another key.
 func (s stored) share(files Files) (next upload, end time.Time, ok bool) {
 	if s.owner == nil {
 		return upload{}, time.Time{}, false
@@ -77,15 +78,15 @@ func (s stored) share(files Files) (next upload, end time.Time, ok bool) {
 func (f Files) key(salt string) joinformat.CertificateKey {
 	content, err := json.Marshal(f) // sorts the names
 	if err != nil {
-		panic(err) // cannot be: JSON can encode each map of bytes
+		panic(err) // cannot happen: JSON can encode each map of bytes
 	}
 	raw, err := hkdf.Key(sha256.New, content, []byte(salt), "kubejoin certificate key", 32)
 	if err != nil {
-		panic(err) // cannot be: HKDF fails only for more than 8160 bytes
+		panic(err) // cannot happen: HKDF fails only for more than 8160 bytes
 	}
 	key, err := joinformat.ParseCertificateKey(hex.EncodeToString(raw))
 	if err != nil {
-		panic(err) // cannot be: raw has 32 bytes
+		panic(err) // cannot happen: raw has 32 bytes
 	}
 	return key
 }

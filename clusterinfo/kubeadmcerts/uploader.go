@@ -31,7 +31,7 @@ const (
 	configKey  = "ClusterConfiguration"
 )
 
-// cleanupTimeout is how long to try to delete an owner token that has no use.
+// cleanupTimeout is how long to try to delete an unused owner token.
 const cleanupTimeout = 10 * time.Second
 
 // ErrNotFound reports that there is no upload.
@@ -49,10 +49,10 @@ type Uploader struct {
 	CreateRole bool
 }
 
-// Upload writes the files to the Secret and returns the key that decrypts them. If the Secret already has an upload of the
-// same files by an Uploader, that key stays valid and is returned again, for at most [joinformat.KeyTTL] after it was
-// made. In both cases the Secret gets a new owner token, which deletes it after [joinformat.UploadTTL] or when the key
-// ends. The error is a [joinformat.KeyEndsError] if the key is about to end.
+// Upload writes the files to the Secret and returns the key that decrypts them. If the Secret already has an upload of
+// the same files by an Uploader, that key stays valid and is returned again, for at most [joinformat.KeyTTL] after it
+// was made. In both cases the Secret gets a new owner token, which deletes the Secret after [joinformat.UploadTTL] or
+// when the key expires. The error is a [joinformat.KeyEndsError] if the key is about to expire.
 func (u *Uploader) Upload(ctx context.Context) (joinformat.Upload, error) {
 	files, err := u.files(ctx)
 	if err != nil {
@@ -134,8 +134,8 @@ func (u *Uploader) createOwner(ctx context.Context, expires time.Time) (*corev1.
 }
 
 // refused reports whether kube-apiserver refused a write. After any other error, such as a lost connection, the Secret
-// may have the new owner. Deleting that owner would delete the Secret and end the keys of earlier calls. The owner
-// expires instead.
+// may have the new owner. Deleting that owner would delete the Secret and invalidate the keys of earlier calls. So the
+// owner is left to expire.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -145,7 +145,7 @@ func refused(err error) bool {
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
-// deleteOwner deletes an owner token, also if ctx has ended. nil means none.
+// deleteOwner deletes an owner token, even if ctx has ended. It does nothing for nil.
 func (u *Uploader) deleteOwner(ctx context.Context, owner *corev1.Secret) error {
 	if owner == nil {
 		return nil
@@ -164,8 +164,8 @@ type stored struct {
 	secret *corev1.Secret
 	// id is the ID of the owner token in the Secret; empty if it has none.
 	id string
-	// owner is the owner token, and expires is when it expires. owner is nil if the token is gone, or is not only the
-	// owner of an upload: a user who can change the Secret can make any token its owner.
+	// owner is the owner token, and expires is when it expires. owner is nil if the token was deleted, or if the
+	// token is more than the owner of an upload: a user who can change the Secret can make any token its owner.
 	owner   *corev1.Secret
 	expires time.Time
 }
@@ -254,7 +254,7 @@ type Info struct {
 	Created time.Time
 	// TokenID is the ID of the owner token; empty if the Secret has none, so that nothing deletes it.
 	TokenID string
-	// Expires is when the owner token expires; zero if it is gone or never expires.
+	// Expires is when the owner token expires; zero if the token was deleted or never expires.
 	Expires time.Time
 	// Files are the names of the files that are not empty, sorted.
 	Files []string

@@ -23,7 +23,7 @@ type Renewal struct {
 	Expires time.Time
 	// Shorten allows an earlier expiration than the current one.
 	Shorten bool
-	// DryRun makes Renew store nothing and return what it would return.
+	// DryRun makes Renew store nothing, and return the result that it would have.
 	DryRun bool
 }
 
@@ -77,7 +77,7 @@ func wouldShorten(format string, args ...any) *Error {
 type Deletion struct {
 	// OnlyExpired keeps a token that has not expired.
 	OnlyExpired bool
-	// DryRun makes Delete delete nothing and return what it would return.
+	// DryRun makes Delete delete nothing, and return the result that it would have.
 	DryRun bool
 }
 
@@ -85,7 +85,7 @@ type Deletion struct {
 const deleteAttempts = 20
 
 // Delete deletes a token and returns what it was. If the token changes meanwhile, Delete retries, but it does not
-// delete a token that was created again under the ID. The error is an [Error].
+// delete a new token that was created with the same ID. The error is an [Error].
 func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Record, error) {
 	var first tokens.Record
 	for attempt := range deleteAttempts {
@@ -117,7 +117,7 @@ func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Reco
 	return first, StoreError(fmt.Errorf("token %s changed during each of %d attempts to delete it", id, deleteAttempts))
 }
 
-// changeError returns the Error of an error of the store, or of an own check.
+// changeError converts an error of the store, or of a check of this package, to an Error.
 func changeError(id string, err error) error {
 	switch own := (*Error)(nil); {
 	case err == nil:
@@ -130,8 +130,9 @@ func changeError(id string, err error) error {
 	return StoreError(err)
 }
 
-// ownsUpload returns the Error of a change to the token that gives an upload of certificates its expiry. A longer life
-// would keep the upload and its key, and deleting the token would delete the upload.
+// ownsUpload returns the Error of a change to a token that owns an upload of certificates. Such a token only decides
+// when the upload expires. A renewal would keep the upload and its key for longer, and deleting the token would delete
+// the upload.
 func ownsUpload(record tokens.Record, instead string) *Error {
 	return errorf(OwnsUpload, "token %s only decides when the Secret kube-system/kubeadm-certs expires; %s", record.Token.ID(), instead)
 }

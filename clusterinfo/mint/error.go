@@ -23,7 +23,7 @@ const (
 	NotStored = "token-not-stored"
 	// NotSigned: cluster-info was not signed with the token in time.
 	NotSigned = "token-not-signed"
-	// Malformed: no machine can join by the kubeconfig in cluster-info.
+	// Malformed: no machine can join with the kubeconfig in cluster-info.
 	Malformed = "malformed-cluster-info"
 	// NoToken: there is no token with this ID.
 	NoToken = "no-token"
@@ -51,7 +51,7 @@ const (
 // text of the causes.
 type Error struct {
 	tokens.Refusal
-	// Fate says what became of the token, if that is not obvious.
+	// Fate says what happened to the token, if that is not obvious.
 	Fate string
 	// TokenID is the ID of a token that the store has, or may have, in spite of the error. Only Create sets it.
 	TokenID string
@@ -77,7 +77,7 @@ func (e *Error) Error() string {
 // Unwrap returns the [tokens.Refusal], and the causes.
 func (e *Error) Unwrap() []error { return []error{&e.Refusal, e.NotDeleted} }
 
-// Failure returns the Error of a failure that is nobody's refusal.
+// Failure returns the Error for a failure that is not a refusal, for example of the store.
 func Failure(message string, err error) *Error {
 	return &Error{Refusal: tokens.Refusal{Reason: Failed, Message: message, Err: err}}
 }
@@ -122,8 +122,8 @@ func MalformedError(err error) *Error {
 // existsError returns the Error of an existing token.
 func existsError(t tokens.Token) *Error { return takenError(t, "") }
 
-// differsError returns the Error of an existing token that does not match the request. It names the differing fields,
-// which are empty if the caller may not know them.
+// differsError returns the Error of an existing token that does not match the request. It names the given fields.
+// fields is empty if the caller may not know which of them differ.
 func differsError(t tokens.Token, fields ...string) *Error {
 	differs := " and does not match the request"
 	if len(fields) > 0 {

@@ -21,11 +21,11 @@ const DefaultSignTimeout = 30 * time.Second
 // its certificate.
 const shortCertificate = 24 * time.Hour
 
-// readTimeout limits reading the store and cluster-info beside the request itself.
+// readTimeout limits the additional reads of the store and of cluster-info, for example to count tokens.
 const readTimeout = 5 * time.Second
 
 // A Minter creates, renews and deletes bootstrap tokens. Its fields must not change after the first call. A Minter must
-// not be copied after that either, because it counts what it creates. It may be used concurrently.
+// not be copied after the first call, because it counts the tokens that it creates. It may be used concurrently.
 type Minter struct {
 	// Tokens stores the tokens. It is required.
 	Tokens tokens.Store
@@ -34,11 +34,11 @@ type Minter struct {
 	// Claims, if it is not nil, has the claims of deleted tokens. The ID of such a token is refused.
 	Claims tokens.Claims
 
-	// Endpoint is the HOST:PORT from which machines read cluster-info. If it is empty, that is the API server of
+	// Endpoint is the HOST:PORT from which machines read cluster-info. Empty means the API server in
 	// cluster-info.
 	Endpoint string
-	// SignTimeout is how long Join takes at most to store the token and wait for its signature. Reading cluster-info before
-	// that, and deleting the token after a failure, take longer. Zero or less is DefaultSignTimeout.
+	// SignTimeout is the maximum time for Join to store the token and wait for its signature. Reading cluster-info
+	// before, and deleting the token after a failure, take additional time. Zero or less is DefaultSignTimeout.
 	SignTimeout time.Duration
 	// SignedBy names the component that should sign cluster-info, and where to look. It is in the error after
 	// SignTimeout. Empty names every component that could sign.
@@ -47,7 +47,7 @@ type Minter struct {
 	// a negative number means unlimited. Records without a Creator have no limit.
 	UserTokens int
 	// Warnings returns warnings for the person who creates a token, for example that nothing enforces its limits.
-	// Nil adds none to those of the Minter. Join calls it while it waits for the signature.
+	// Nil adds no warnings to those of the Minter. Join calls it while it waits for the signature.
 	Warnings func(ctx context.Context, made tokens.Record) []string
 
 	counts   tokenCounts
@@ -56,8 +56,8 @@ type Minter struct {
 }
 
 // ClusterInfo is the part of cluster-info that a Minter needs. Use clusterinfo.Computed without Kubernetes, or
-// ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold only so many signatures
-// should also be a [Bounded]. A Minter then refuses a new token when cluster-info is full.
+// ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold only a limited number
+// of signatures should also be a [Bounded]. A Minter then refuses a new token when cluster-info is full.
 type ClusterInfo interface {
 	// Config returns the kubeconfig of cluster-info.
 	Config(ctx context.Context) (kubeconfig []byte, err error)
@@ -75,7 +75,7 @@ type Minted struct {
 	// Join is how to join with the token. It has no Token if the token lacks a usage, or if cluster-info could not be
 	// read without waiting for the signature.
 	Join joinformat.Join
-	// Warnings are for the person who creates the token. Join has them as well.
+	// Warnings are for the person who creates the token. The field Join contains the same warnings.
 	Warnings []string
 	// Storing and Signing are how long Join waited for the store and for the signature.
 	Storing, Signing time.Duration
@@ -84,11 +84,11 @@ type Minted struct {
 // Join creates a token, waits until cluster-info is signed with it, and returns how to join with it. The token must be
 // for signing and authentication. If another token has its ID, Join generates one with another ID.
 //
-// Join then calls complete, if given, which may change the data to join with and render it. If complete or anything
-// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. The Record is then the
-// token that the Fate of the error is about. Generate a token for each call: if the store had it before, Join fails, or
-// takes it for its own if a response of the store was lost. Errors other than an [Error] are about an invalid record, as
-// those of tokens.Record.CheckNew.
+// Join then calls complete, if given, which may change the data to join with and render it. If complete or an earlier
+// step fails, Join deletes the token, even if ctx has ended, because no client has received it. The Record is then the
+// token that the Fate of the error is about. Generate a token for each call. If the store already had the token, Join
+// fails; but if a response of the store was lost, Join assumes that it has created the token itself. Errors other than
+// an [Error] are about an invalid record, like the errors of tokens.Record.CheckNew.
 func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
 	record, err := newRecord(record)
 	if err != nil {
@@ -121,7 +121,7 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	}
 	stored := time.Now()
 	advice := make(chan []string, 1)
-	go func() { advice <- m.advice(client, record) }() // while it waits, so that complete has the rest of the time
+	go func() { advice <- m.advice(client, record) }() // during the wait, so that complete keeps the rest of the time
 	made.Join, err = m.signed(ctx, client, record, m.signTimeout())
 	made.Signing = time.Since(stored)
 	if err == nil {
@@ -145,22 +145,23 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 // A Creation describes a token to create.
 type Creation struct {
 	Record tokens.Record
-	// Chosen reports that the caller chose the token, and may have sent the request before. If a token of its ID exists,
-	// Create returns it if it matches the request, and otherwise fails. Without Chosen, Create generates a token of another
-	// ID if this one is taken.
+	// Chosen reports that the caller chose the token, and may have sent the request before. If a token with the same ID
+	// exists, Create returns this token if it matches the request, and otherwise fails. Without Chosen, Create
+	// generates a token with another ID if the ID is taken.
 	Chosen bool
-	// Lifetime is the lifetime that the caller chose, with Chosen. An existing token matches if it lives about as long,
-	// from its creation. Zero means that the caller chose Record.Expires: an existing token must expire at that time.
+	// Lifetime is the lifetime that the caller chose, with Chosen. An existing token matches if its lifetime since its
+	// creation is about the same. Zero means that the caller chose Record.Expires: an existing token must expire at
+	// that time.
 	Lifetime time.Duration
 	// Wait is how long to wait for the signature. With zero, Create does not wait.
 	Wait time.Duration
-	// DryRun makes Create store nothing and return what it would return.
+	// DryRun makes Create store nothing, and return the result that it would have.
 	DryRun bool
 }
 
-// Create creates a token and waits for its signature. If no signature appears, the token stays, unlike that of Join:
-// the caller may know the token. If the caller chose the token, Create is idempotent. Errors other than an [Error] are
-// those of tokens.Record.CheckNew.
+// Create creates a token and waits for its signature. If no signature appears, Create (unlike Join) keeps the token,
+// because the caller may already know it. If the caller chose the token, Create is idempotent. Errors other than an
+// [Error] are those of tokens.Record.CheckNew.
 func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 	var err error
 	if r.Record, err = newRecord(r.Record); err != nil {
@@ -209,8 +210,8 @@ func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 	return made, nil
 }
 
-// newRecord returns a record without what a store sets, so that callers can use a stored record as a template. It
-// returns an error if the record is invalid or has expired.
+// newRecord returns a copy of record without the fields that a store sets, so that callers can use a stored
+// record as a template. It returns an error if the record is invalid or has expired.
 func newRecord(record tokens.Record) (tokens.Record, error) {
 	record.UID, record.Version, record.Created = "", "", time.Time{}
 	record.Nodes, record.Marks = nil, nil
@@ -288,8 +289,8 @@ func (m *Minter) advice(ctx context.Context, record tokens.Record) []string {
 	return list
 }
 
-// checkUnclaimed returns an error for the ID of a deleted token that still has claims. They would restrict the new
-// token and count for it. Token IDs are public, and callers can choose them.
+// checkUnclaimed returns an error for the ID of a deleted token that still has claims. These claims would restrict
+// the new token, and use up its node limit. Token IDs are public, and callers can choose them.
 func (m *Minter) checkUnclaimed(ctx context.Context, id string) error {
 	if m.Claims == nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 // DefaultUserTokens is the default of Minter.UserTokens. A token takes up to 30 KB of memory.
 const DefaultUserTokens = 10_000
 
-// How long a count is valid. After countInterval a new count includes tokens created by other replicas. For a user at
-// the limit it is valid only for countIntervalAtLimit, so that deleted and expired tokens soon free quota.
+// How long a count is valid. A new count after countInterval includes tokens that other replicas created. For a user
+// at the limit, a count is valid only for countIntervalAtLimit, so that deleted and expired tokens soon free quota.
 const (
 	countInterval        = 10 * time.Second
 	countIntervalAtLimit = time.Second
@@ -28,7 +28,8 @@ type tokenCounts struct {
 }
 
 // checkTokenQuota returns an error if the user who creates the token has reached UserTokens. With several
-// replicas a user can exceed it by what the others create within countInterval. A dry run counts nothing.
+// replicas, a user can exceed the quota by the number of tokens that the other replicas create within
+// countInterval. A dry run counts nothing.
 func (m *Minter) checkTokenQuota(ctx context.Context, c Creation) error {
 	who, most := c.Record.Creator, cmp.Or(m.UserTokens, DefaultUserTokens)
 	if who == "" || m.UserTokens < 0 {
@@ -51,8 +52,8 @@ func (m *Minter) checkTokenQuota(ctx context.Context, c Creation) error {
 	return nil
 }
 
-// recount counts the unexpired tokens of each user. The caller holds the lock. list releases it while it
-// reads the store, which may be slow. If another request has counted meanwhile, that count stays, because it
+// recount counts the unexpired tokens of each user. The caller holds the lock. list releases it while it reads
+// the store, which may be slow. If another request has counted meanwhile, recount keeps that count, because it
 // includes tokens created since.
 func (m *Minter) recount(ctx context.Context, now time.Time) error {
 	before := m.counts.counted
@@ -91,11 +92,11 @@ type pendingSignatures struct {
 	created map[string]time.Time
 }
 
-// maxUnsigned is the number of pending signatures beyond which reserve drops those that no longer are.
+// If more than maxUnsigned signatures are pending, reserve drops entries that are no longer pending.
 const maxUnsigned = 512
 
 // reserve reserves space in cluster-info for the signature of a new token. It returns an error if cluster-info is
-// full, because no signature would come, or if the user has too many tokens. A dry run reserves nothing.
+// full, because the signature would not fit, or if the user has too many tokens. A dry run reserves nothing.
 func (m *Minter) reserve(ctx context.Context, c Creation) error {
 	if err := m.checkTokenQuota(ctx, c); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// signed waits for a token's signature until wait ends or the token expires. It returns how to join by the signed
-// cluster-info. client is the context of the caller, and after is the timeout of wait, for messages.
+// signed waits for a token's signature until wait ends or the token expires. It returns how to join with the
+// signed cluster-info. client is the context of the caller. after is the timeout of wait, for error messages.
 func (m *Minter) signed(wait, client context.Context, record tokens.Record, after time.Duration) (joinformat.Join, error) {
 	t := record.Token
 	if !record.Expires.IsZero() {
@@ -50,8 +50,8 @@ func (m *Minter) signed(wait, client context.Context, record tokens.Record, afte
 }
 
 // awaitSigned waits for the signature of a stored token, if it has the usage signing. It returns how to join, which is
-// zero unless the token has both usages. If wait is zero it does not wait, nor for a spent token, which may have no
-// signature any more.
+// zero unless the token has both usages. It does not wait if wait is zero or the token is spent: cluster-info may have
+// lost the signature of a spent token.
 func (m *Minter) awaitSigned(ctx context.Context, record tokens.Record, wait time.Duration) (joinformat.Join, error) {
 	if !record.Signing || record.Spent() || wait == 0 {
 		return m.unsignedJoin(ctx, record), nil
@@ -77,8 +77,8 @@ func (m *Minter) awaitSigned(ctx context.Context, record tokens.Record, wait tim
 	return joinformat.Join{}, e
 }
 
-// checkClusterInfo returns an error if no machine can join by the kubeconfig in cluster-info, for a token that would
-// sign it. A missing kubeconfig is no error here: the signer may add one.
+// checkClusterInfo returns an error if the token would sign cluster-info, but no machine can join with the
+// kubeconfig in it. A missing kubeconfig is no error here: the signer may add one.
 func (m *Minter) checkClusterInfo(ctx context.Context, record tokens.Record) error {
 	if !record.Signing {
 		return nil
@@ -127,13 +127,13 @@ func (m *Minter) join(kubeconfig []byte, record tokens.Record) (joinformat.Join,
 	return j, nil
 }
 
-// A target is how to join by a kubeconfig.
+// A target is how to join with a kubeconfig, without a token.
 type target struct {
 	kubeconfig []byte
 	join       joinformat.Join // without the token
 }
 
-// read returns the target of a kubeconfig. It caches the last one, because the kubeconfig rarely changes.
+// read returns the target of a kubeconfig. It caches the last target, because the kubeconfig rarely changes.
 func (m *Minter) read(kubeconfig []byte) (*target, error) {
 	if last := m.target.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
 		return last, nil

@@ -13,21 +13,21 @@ import (
 // createTimeout is how long to retry creating a token, so that a short outage of the store does not fail the call.
 const createTimeout = 10 * time.Second
 
-// WithdrawTimeout is how long Minter.Join retries to delete a token after a failure, beyond SignTimeout.
+// WithdrawTimeout is how long Minter.Join retries to delete a token after a failure, in addition to SignTimeout.
 const WithdrawTimeout = 10 * time.Second
 
 // A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth of the
-// requested lifetime. These are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which
-// sets the creation time, may differ from this one by minutes.
+// requested lifetime. These are the minimum and maximum of this tolerance. Retries delay the creation, and
+// kube-apiserver's clock, which sets the creation time, may differ from this one by minutes.
 const (
 	minEndSlack = createTimeout + 5*time.Second
 	maxEndSlack = 5 * time.Minute
 )
 
 // create stores a record and retries temporary errors. With an error it returns the record of the last attempt. Unless
-// the store [refused] that, it may have been stored nevertheless. If the store had the token before the call, or the
-// caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that this call stored
-// nothing.
+// the store [refused] this record, it may be stored in spite of the error. If the store had the token before the call,
+// or the caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that this call
+// stored nothing.
 func (m *Minter) create(ctx context.Context, c Creation) (_ tokens.Record, err error) {
 	record := c.Record
 	if err := m.reserve(ctx, c); err != nil {
@@ -54,7 +54,8 @@ func (m *Minter) create(ctx context.Context, c Creation) (_ tokens.Record, err e
 			case same || c.Chosen:
 				return record, exists
 			default:
-				// The probability is one in two billion, unless the store has very many tokens.
+				// A collision of random IDs has a probability of one in two billion, unless the store has very
+				// many tokens.
 				record.Token = tokens.Generate()
 				continue
 			}
@@ -62,7 +63,7 @@ func (m *Minter) create(ctx context.Context, c Creation) (_ tokens.Record, err e
 		if err == nil {
 			return stored, nil
 		}
-		if no, found := errors.AsType[*tokens.Refusal](err); found { // it has no token of this ID
+		if no, found := errors.AsType[*tokens.Refusal](err); found { // the store has no token with this ID
 			return record, &Error{Refusal: *no}
 		}
 		if !refused(err) {
@@ -103,8 +104,8 @@ func (m *Minter) withdraw(ctx context.Context, record tokens.Record, why error) 
 	return e
 }
 
-// delete removes a record, also if it has changed meanwhile. It also removes a record whose creation got no response.
-// It does not delete another token of the same ID. It retries until ctx ends.
+// delete removes a record, even if it has changed meanwhile or if its creation got no response. It does not delete
+// another token with the same ID. It retries until ctx ends.
 func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
 	live := record.UID != ""
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
@@ -133,10 +134,10 @@ func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
 	}
 }
 
-// recreate returns the stored token if its secret and all other fields match the request. So a client can repeat a
-// request whose response was lost. The error names the fields that differ only if the secret is right. That reveals
-// nothing new, because a signature in cluster-info also shows whether a secret is right. A wrong secret takes the same
-// time as a right one.
+// recreate returns the stored token if its secret and all other fields match the request. With this check, a client
+// can repeat a request whose response was lost. The error names the fields that differ only if the secret is right.
+// That reveals nothing new, because a signature in cluster-info also shows whether a secret is right. A wrong secret
+// takes the same time as a right one.
 func (m *Minter) recreate(ctx context.Context, r Creation, record tokens.Record, now time.Time) (tokens.Record, error) {
 	stored, err := m.Tokens.Get(ctx, record.Token.ID(), tokens.Live)
 	switch {
@@ -156,9 +157,9 @@ func (m *Minter) recreate(ctx context.Context, r Creation, record tokens.Record,
 }
 
 // differences returns the fields of a stored record that do not match a request, except the token itself, with their
-// names in requests. If the request has a lifetime, that counts from the creation of the stored token. A spent token may
-// expire sooner than requested, because taking its last slot brings the expiry forward. An expired or malformed record
-// always differs in status.
+// names in requests. A lifetime in the request starts at the creation of the stored token. A spent token may expire
+// sooner than requested, because taking its last slot brings the expiry forward. An expired or malformed record always
+// differs in status.
 func differences(stored, record tokens.Record, lifetime time.Duration, now time.Time) []string {
 	var fields []string
 	differs := func(field string, alike bool) {
@@ -190,8 +191,8 @@ func differences(stored, record tokens.Record, lifetime time.Duration, now time.
 	return fields
 }
 
-// sameLife reports whether a stored record has a requested lifetime from its creation, or never expires if the request
-// does not. The lifetime of a spent one may be shorter.
+// sameLife reports whether a stored record has the requested lifetime since its creation, or never expires, as
+// requested. A spent record may have a shorter lifetime.
 func sameLife(stored, record tokens.Record, lifetime time.Duration) bool {
 	switch {
 	case record.Expires.IsZero():
