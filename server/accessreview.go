@@ -15,13 +15,13 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// An Authorization configures the webhook by which kube-apiserver refuses revoked certificates: a webhook authorizer
-// in its --authorization-config. It denies revoked credentials and has no opinion on all others.
+// An Authorization configures a webhook authorizer for kube-apiserver's --authorization-config. It denies requests
+// with revoked credentials, and has no opinion on other requests.
 type Authorization struct {
 	// Authenticate accepts only kube-apiserver, as in [TokenReview].
 	Authenticate auth.Authenticate
 	// Revoked returns the entry that bars a subject, or nil. It is called for each request that a node sends to
-	// kube-apiserver, so it should read from a cache. It is usually Known of a [revocation.Guard].
+	// kube-apiserver, so it should read from a cache. It is usually the method Known of a [revocation.Guard].
 	Revoked func(ctx context.Context, s revocation.Subject) (*revocation.Entry, error)
 }
 
@@ -53,8 +53,9 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 	}
 	req, err := readAccessReview(r)
 	if p := (*web.Problem)(nil); errors.As(err, &p) && p.Status == http.StatusRequestEntityTooLarge {
-		// The sender of the reviewed request chooses the length of its path and selectors. An error would let a revoked
-		// node pass where failurePolicy is NoOpinion. No node sends such a request.
+		// Deny a review that is too long: the sender of the reviewed request chooses the length of its path and
+		// selectors. An error would let a revoked node pass if failurePolicy is NoOpinion. No normal node sends such a
+		// request.
 		answer := accessReview{TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: authorizationv1.SchemeGroupVersion.String()}}
 		answer.Status.Denied, answer.Status.Reason = true, "kubejoin: the request is too large to review"
 		h.results.accessReviews.WithLabelValues("denied").Inc()
@@ -90,7 +91,7 @@ func readAccessReview(r *call) (accessReviewRequest, error) {
 		return req, err
 	}
 	// Ignore unknown fields: a newer kube-apiserver may send them, for example to ask for conditions. The response has
-	// none: it denies, or has no opinion. Which of two equal fields counts depends on the decoder.
+	// none: it denies, or has no opinion. Refuse repeated fields, because decoders differ in which of them they use.
 	repeated, err := kjson.UnmarshalStrict(body, &req, kjson.DisallowDuplicateFields)
 	if err != nil || len(repeated) > 0 {
 		return req, web.NewProblem("invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")

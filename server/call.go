@@ -45,7 +45,7 @@ func reading[T any](read func(*http.Request, any) error, act func(*call, T) (web
 type call struct {
 	*http.Request
 	limits *httplimit.Usage
-	user   auth.User   // who sent it; zero until identify is called
+	user   auth.User   // who sent the request; zero until identify is called
 	attrs  []slog.Attr // for the log line of the request
 }
 
@@ -108,8 +108,9 @@ const (
 )
 
 // logRequest logs a request. Anyone can send any number of requests that fail before authentication, and nearly as many
-// with a credential that is revoked or not current: it logs a sample of those at level info and the rest at level debug.
-// It logs every request with rejected credentials at level info, because httplimit limits their number.
+// with a credential that is revoked or not current: logRequest logs a sample of those requests at level info and the
+// rest at level debug. It logs every request with rejected credentials at level info, because httplimit limits their
+// number.
 func (h *handler) logRequest(r *call, route, id string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug // public paths and probes
 	var p *web.Problem
@@ -133,7 +134,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 		slog.String("route", route), slog.String("method", safetext.Text(r.Method, maxMethod)), slog.Int("status", status),
 		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
 	}, r.attrs...)
-	if err != nil && route != "unknown" { // that error has the path
+	if err != nil && route != "unknown" { // the error of an unknown route contains the path
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
 	for i, a := range attrs { // any field may hold a pasted token
@@ -148,7 +149,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 }
 
 // failed returns the response of an error. No other function maps errors to statuses. With kubernetes set, the body
-// is a Kubernetes Status, which the clients of those paths expect.
+// is a Kubernetes Status, which clients of Kubernetes paths expect.
 func failed(err error, id string, kubernetes bool) web.Response {
 	var unready *notReady
 	if errors.As(err, &unready) {

@@ -30,7 +30,7 @@ import (
 
 const certificatePath = "/v1/certificate"
 
-// certificateTimeout limits how long a request may take to be decided and signed.
+// certificateTimeout limits the time to decide and sign a request.
 const certificateTimeout = 30 * time.Second
 
 // Lifetimes that a client may request: those of spec.expirationSeconds of a CertificateSigningRequest,
@@ -40,10 +40,9 @@ const (
 	maxExpiration = math.MaxInt32 * time.Second
 )
 
-// Certificates issues certificates without a CertificateSigningRequest object, by the same rules, claims
-// and durations. Bootstrap tokens and nodes get what the Authority approves. Other users approve their
-// own requests if they have the permission "sign" on "signers" of certificates.k8s.io, by
-// Callers.Authorize.
+// Certificates issues certificates without a CertificateSigningRequest object, by the same rules, claims and
+// durations. For bootstrap tokens and nodes, the Authority approves requests. Other users approve their own
+// requests if they have the permission "sign" on "signers" of certificates.k8s.io, by Callers.Authorize.
 //
 // It also applies the checks of kube-apiserver for such objects, see [approval.CheckAdmission].
 type Certificates struct {
@@ -57,7 +56,7 @@ type Certificates struct {
 	// RejoinEvent, if set, is called with reason "Rejoined" when a node has rejoined, and with "KeyBound" when it has
 	// bound a key. It is also called for each refusal of a node that has proven a key.
 	RejoinEvent func(node string, refused bool, reason, message string)
-	// Now is the clock for the expiry of bootstrap tokens and of client certificates; nil is time.Now.
+	// Now is the clock for the expiration of bootstrap tokens and client certificates; nil is time.Now.
 	Now func() time.Time
 }
 
@@ -74,7 +73,7 @@ func (h *handler) certificate(r *call) (a web.Response, err error) {
 	}
 	if rejoin == nil {
 		err = h.identified(r, user)
-	} else { // the key may be an old one: only the Authority knows that
+	} else { // the key may not be current: only the Authority can decide that
 		r.log(slog.String("user", user.Name))
 		err = charged(r, user.Name, rejoin.Key)
 	}
@@ -132,7 +131,7 @@ func resultOf(err error) string {
 	case p != nil && p.Named(api.ProblemCertificateNotPermitted):
 		return "not_permitted"
 	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.Cause == nil || errors.Is(p.Cause, context.Canceled)):
-		// It has to wait, or the client disconnected.
+		// The request has to wait, or the client disconnected.
 		return "waits"
 	case p != nil && p.Reason == signer.ReasonTooManyCertificates:
 		return "waits"
@@ -142,9 +141,9 @@ func resultOf(err error) string {
 	return "failed"
 }
 
-// certificateUser authenticates a request to /v1/certificate or /v1/rejoin/key. No other route accepts a bootstrap token as
-// a bearer token. The Rejoin is not nil if the machine has no valid certificate: bindKey refuses it. A client certificate
-// counts only without an Authorization header.
+// certificateUser authenticates a request to /v1/certificate or /v1/rejoin/key. No other route accepts a bootstrap
+// token as a bearer token. The Rejoin is not nil if the machine has no valid certificate: bindKey refuses such a
+// machine. certificateUser ignores a client certificate if the request has an Authorization header.
 func (h *handler) certificateUser(r *call) (auth.User, *approval.Rejoin, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
@@ -174,7 +173,7 @@ func (h *handler) certificateUser(r *call) (auth.User, *approval.Rejoin, error) 
 	return user, nil, err
 }
 
-// headerUser authenticates the request by what is in its Authorization header, if one was given.
+// headerUser authenticates the request by its Authorization header. given reports whether the request has one.
 func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 	bearer, err := auth.Bearer(r.Request)
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
@@ -186,7 +185,7 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 			return user, nil
 		}
 		r.log(slog.String("reason", why)) // only for the operator
-		if why != unknownToken {          // it is a bootstrap token: Authenticate cannot accept it
+		if why != unknownToken {          // a bootstrap token, which Authenticate cannot accept
 			return auth.User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 		}
 	}
@@ -220,7 +219,7 @@ func noCertificateUser() *web.Problem {
 		"(with curl, from a file: -H @FILE); a node presents its client certificate, which a proxy that ends TLS does not pass on")
 }
 
-// Content types of a CSR: that of RFC 5967, common ones for PEM, and the one of curl --data-binary.
+// Content types of a CSR: the type of RFC 5967, common types for PEM, and the default of curl --data-binary.
 var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"}
 
 // readCertificateRequest reads the request and sets defaults for the signer and the usages.
@@ -325,9 +324,9 @@ func usages(req []string) ([]certificates.KeyUsage, error) {
 	return list, nil
 }
 
-// usualUsages returns the default usages. For the signers of Kubernetes they are those that a kubelet
-// requests, if the signer's profile allows them. For other signers they are all usages of the profile.
-// Only RSA keys get key encipherment.
+// usualUsages returns the default usages. For the signers of Kubernetes, they are the usages that a kubelet
+// requests, if the signer's profile allows them. For other signers they are all usages of the profile. Only RSA
+// keys get key encipherment.
 func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []certificates.KeyUsage {
 	allowed := s.Profile().Usages
 	list := signer.KubernetesUsages(name)
@@ -370,7 +369,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	}
 	chain, err := authority.Issue(ctx, request)
 	if no, found := errors.AsType[*approval.Error](err); found && (no.Verdict == approval.None || no.Reason == approval.ReasonScopeNotConfigured) {
-		// There is no object that anyone could approve later.
+		// There is no CertificateSigningRequest object that anyone could approve later.
 		p := web.NewProblem(api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(no, request))
 		p.Reason = no.Reason
 		return nil, h.refuse(ctx, request, no.Reason, p)
@@ -378,7 +377,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	return chain, undecided(err)
 }
 
-// refuse records a refusal that is not the Authority's own, and returns p. Without a
+// refuse records a refusal that the Authority did not record, and returns p. Without a
 // CertificateSigningRequest object, only the record shows the refusal.
 func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *web.Problem) error {
 	refused := &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: reason, Message: p.Detail}}
@@ -388,7 +387,8 @@ func (h *handler) refuse(ctx context.Context, request approval.Request, reason s
 	return p
 }
 
-// notPermitted returns why no rule approved. There is no object that a person could approve instead.
+// notPermitted returns why no rule approved the request. There is no CertificateSigningRequest object that a
+// person could approve instead.
 func notPermitted(no *approval.Error, r approval.Request) string {
 	switch {
 	case no.Reason != approval.ReasonNotRecognized:

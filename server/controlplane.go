@@ -15,7 +15,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Rate of uploads of certificates, for all users together: each of them writes three objects.
+// Rate of uploads of certificates, for all users together: each upload writes three objects.
 const (
 	uploadEvery = 30 * time.Second
 	uploadBurst = 10

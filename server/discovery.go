@@ -16,8 +16,8 @@ import (
 
 const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
 
-// discovery returns cluster-info for kubeadm's token-based discovery, without authentication. With it,
-// joining nodes need no anonymous access to kube-apiserver.
+// discovery returns cluster-info for kubeadm's token-based discovery, without authentication. So joining nodes
+// need no anonymous access to kube-apiserver.
 func (h *handler) discovery(r *call) (web.Response, error) {
 	body, err := h.ClusterInfo.JSON(r.Context())
 	if err != nil {
@@ -37,7 +37,7 @@ func noClusterInfo(err error) error {
 	return web.NewProblem("cluster-info-unavailable", "cluster-info cannot be read now; retry").Unavailable(err)
 }
 
-// malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use.
+// malformed returns the error for a kubeconfig that must not be served or that nodes cannot use.
 func malformed(err error) error { return mint.MalformedError(err) }
 
 // kubernetesPath reports whether clients of a path expect a Kubernetes Status in place of a problem.

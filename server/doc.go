@@ -10,7 +10,7 @@
 // # Mounting on an existing mux
 //
 // The Handler serves its own paths and returns 404 for all others. It may be mounted under any prefix with
-// http.StripPrefix. A prefix also keeps its /healthz, /readyz, /version, /metrics and / apart from those of
+// http.StripPrefix. A prefix also keeps its /healthz, /readyz, /version, /metrics and / apart from the paths of
 // the importer. The Client's URL then includes the prefix, and so does the URL of token reviews in
 // kube-apiserver's webhook kubeconfig. One path must be at the root, because kubeadm reads it from the
 // HOST:PORT of a join command (Minting.Advertise): /api/v1/namespaces/kube-public/configmaps/cluster-info.

@@ -45,9 +45,9 @@ func (h *handler) explainRequest(r *call, req api.ExplainRequest) (web.Response,
 	}))
 }
 
-// mayExplain returns a problem if the caller may not learn what a requester is permitted. The caller writes the
-// object and could name any requester in it. Without an extra permission, callers may name themselves, nodes,
-// bootstrap tokens or no requester.
+// mayExplain returns a problem if the caller may not learn the permissions of a requester. The caller writes
+// the object and could name any requester in it. Without an extra permission, callers may name themselves,
+// nodes, bootstrap tokens or no requester.
 func (h *handler) mayExplain(r *call, name string, groups []string) error {
 	caller := r.user
 	var known func(group string) bool

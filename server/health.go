@@ -68,7 +68,7 @@ func (h *handler) healthz(*call) (web.Response, error) {
 }
 
 // readyz runs all checks. If one fails or ?verbose is given, it lists them in the format of kube-apiserver.
-// Each check takes exactly one line, whatever text from outside its message contains.
+// Each check takes exactly one line, even if its message contains untrusted text.
 func (h *handler) readyz(r *call) (web.Response, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
@@ -188,8 +188,8 @@ func (h *handler) check(ctx context.Context) ([]error, error) {
 	return errs, nil
 }
 
-// runChecks runs all checks, for all requests that wait. It goes on if the clients disconnect: the metric has the results
-// as well.
+// runChecks runs all checks, for all requests that wait. It continues if the clients disconnect, because the metric
+// also needs the results.
 func (h *handler) runChecks(ctx context.Context, results []*[]error) {
 	errs := h.Status.run(context.WithoutCancel(ctx))
 	for i, c := range h.Status.Checks {

@@ -17,19 +17,19 @@ import (
 // MaxBody is the maximum size of a request body, in bytes.
 const MaxBody = web.MaxBody
 
-// HTTPServer returns a server of the API on which no client can use much time or memory. It limits headers,
-// bodies, the times to send and to read them, and the number of connections. If there are too many
-// connections, it closes those without a request in flight first. The server's Handler is [Server.Handler]:
-// to mount that beside other handlers, replace the field.
+// HTTPServer returns a server of the API that limits the time and memory that a client can use. It limits
+// headers, bodies, the times to send and to read them, and the number of connections. If there are too many
+// connections, it closes those without a request in flight first. The server's Handler is [Server.Handler]: to
+// mount that beside other handlers, replace the field.
 //
-// The error is that of [Server.Handler]. config has the certificate. Its MinVersion is the minimum version of TLS, but at least 1.2, and 1.3 if it is
-// zero. For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption are enabled, unless
-// config names others. Key exchanges with P-384 and P-521 are disabled in the same way.
+// The error is the error of [Server.Handler]. config has the certificate. Its MinVersion is the minimum version of TLS,
+// but at least 1.2; zero means 1.3. For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption
+// are enabled, unless config names others. Key exchanges with P-384 and P-521 are disabled in the same way.
 //
 // A handshake fails if the client shows more than 4 certificates, certificates of more than 16 KiB, or an RSA
 // key of more than 4096 bits. It also fails if their names, usages and extensions take more than about 32 KiB
-// of memory. Serve it on the listener of [LimitHandshakes], which limits what a client sends before these
-// checks. Request certificates with tls.RequestClientCert or tls.RequireAnyClientCert: with the stricter
+// of memory. Serve it on the listener of [LimitHandshakes], which limits how much a client can send before
+// these checks. Request certificates with tls.RequestClientCert or tls.RequireAnyClientCert: with the stricter
 // modes, crypto/tls verifies signatures before these checks.
 func (s Server) HTTPServer(config *tls.Config) (*http.Server, error) {
 	handler, err := s.Handler()
@@ -38,7 +38,7 @@ func (s Server) HTTPServer(config *tls.Config) (*http.Server, error) {
 	}
 	made := web.NewServer(config)
 	made.Handler = handler
-	// A join command waits for its signature, and then perhaps for the deletion of the token.
+	// A request for a join command waits for the signature, and then perhaps for the deletion of the token.
 	made.WriteTimeout = max(s.signTimeout(), api.MaxWait) + mint.WithdrawTimeout + 5*time.Second
 	made.ConnState = httplimit.Connections(httplimit.MaxConnections(), s.clientRate(), s.Registerer)
 	made.ErrorLog = slog.NewLogLogger(s.logger().Handler(), slog.LevelDebug) // TLS errors that any client can cause
@@ -64,10 +64,10 @@ const (
 	// a join command and a certificate in the same second, each time on a new connection.
 	DefaultClientQPS   = 1000
 	DefaultClientBurst = 10_000
-	// All those machines may do so as one user: an operator or a bootstrap token.
+	// All these machines may send their requests as one user: an operator or a bootstrap token.
 	DefaultUserQPS   = 100
 	DefaultUserBurst = 2000
-	// Enough for a rack that is installed within a week.
+	// Enough to install a rack within a week.
 	DefaultMaxTokenTTL   = 7 * 24 * time.Hour
 	DefaultMaxTokenNodes = 100
 )

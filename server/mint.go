@@ -57,7 +57,7 @@ func (h *handler) printJoinCommand(r *call, req api.PrintJoinCommand) (web.Respo
 		r.log(slog.String("token", made.Record.Token.ID()))
 	}
 	if err != nil {
-		if errors.As(err, new(*tokens.Refusal)) { // not for an invalid request, or without the permission
+		if errors.As(err, new(*tokens.Refusal)) { // skip invalid requests, and requests without the permission
 			h.results.joinCommands.WithLabelValues("failed").Inc()
 		}
 		return web.Response{}, err

@@ -46,7 +46,8 @@ func (h *handler) identified(r *call, user auth.User) error {
 	return charged(r, user.Name, "")
 }
 
-// charged charges the user of a request, or only one credential of that user. It returns a problem if that exceeds a limit.
+// charged charges the rate limit of the user, or of one credential of the user. It returns a problem if the limit is
+// exceeded.
 func charged(r *call, user, credential string) error {
 	if refusal := r.limits.User(user, credential); refusal != nil {
 		return web.Exceeds(refusal)
@@ -54,8 +55,8 @@ func charged(r *call, user, credential string) error {
 	return nil
 }
 
-// unaccepted returns the problem of an error of an Authenticate. It charges a revoked credential, and not its user, who may
-// have another one by now.
+// unaccepted returns the problem of an error of an Authenticate. It charges a revoked credential and not its user, who
+// may have a new credential.
 func (h *handler) unaccepted(r *call, err error) error {
 	if revoked := (*auth.Revoked)(nil); errors.As(err, &revoked) {
 		r.log(slog.String("user", revoked.User))
@@ -66,7 +67,7 @@ func (h *handler) unaccepted(r *call, err error) error {
 	return unauthenticated(err)
 }
 
-// isBootstrapUser reports whether a user is that of a bootstrap token, however it was authenticated.
+// isBootstrapUser reports whether a user belongs to a bootstrap token, regardless of how the user was authenticated.
 func isBootstrapUser(u auth.User) bool {
 	return isBootstrapName(u.Name) || slices.ContainsFunc(u.Groups, isBootstrapGroup)
 }
@@ -178,10 +179,10 @@ func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
 	return err
 }
 
-// lifetimePermissions returns the extra permission that a token needs to be created or updated with an expiration, if it
-// needs one. field is that of the request.
+// lifetimePermissions returns the extra permission that a token needs to be created or updated with an expiration, if
+// it needs one. field is the field of the request.
 func (l Limits) lifetimePermissions(verb string, expires time.Time, field string, now time.Time) []extraPermission {
-	// convert.Expires rounds up to whole seconds.
+	// operations.Expires rounds up to whole seconds.
 	lifetime, most := expires.Sub(now).Truncate(time.Second), cmp.Or(l.MaxTokenTTL, DefaultMaxTokenTTL)
 	hint := ""
 	switch {

@@ -14,7 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// problemOf returns the problem of the error of an action. It has what one refusal alone has, beside a [tokens.Refusal].
+// problemOf returns the problem of the error of an action. It includes the fields that only some errors have, for
+// example the token ID, the reason or the list of what is behind.
 func problemOf(err error) *web.Problem {
 	p := *web.ProblemOf(err)
 	var minted *mint.Error

@@ -25,11 +25,12 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// returning authenticates a machine by what its TLS handshake has proven although its certificate is not valid: the key of
-// an expired certificate of its node, or a key that is bound to the node, in a self-signed certificate. Of the latter,
-// only the name is read, to find the claim. The user may only request the client certificate of this node.
+// returning authenticates a machine without a valid certificate by the key that its TLS handshake has proven. This is
+// the key of an expired certificate of its node, or a key that is bound to the node and presented in a self-signed
+// certificate. From a self-signed certificate, returning reads only the name, to find the claim. The user may only
+// request the client certificate of this node.
 //
-// It reads no state except the cache of claims. Its errors are those of an [auth.Authenticate].
+// It reads no state except the cache of claims. It returns the errors of an [auth.Authenticate].
 func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return auth.User{}, nil, auth.ErrNoCredentials
@@ -61,7 +62,7 @@ func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error
 	if err != nil {
 		return auth.User{}, nil, err
 	}
-	// The CA itself must have issued it, as a valid one: an intermediate CA may belong to another signer.
+	// The CA itself must have issued the expired certificate: an intermediate CA may belong to another signer.
 	if _, err := auth.VerifyChain(shown[:1], roots, leaf.NotAfter); err != nil {
 		return auth.User{}, nil, fmt.Errorf("%w: expired client certificate: %w", auth.ErrBadCredentials, err)
 	}
@@ -83,8 +84,8 @@ func (c *Certificates) NodeCAs() (*x509.CertPool, error) {
 	return pemfile.PoolOf(ca.Bundle()), nil
 }
 
-// provesMachine reports whether the client certificate of a request is valid, or lets its node rejoin. Such a request is
-// exempt from the limit of failures of its address. provesMachine reads only caches.
+// provesMachine reports whether the client certificate of a request is valid, or allows its node to rejoin. Such a
+// request is exempt from the limit on failures of its address. provesMachine reads only caches.
 func (h *handler) provesMachine(r *http.Request) bool {
 	if _, given := r.Header["Authorization"]; given || h.Certificates.ClientCertificate == nil {
 		return false
@@ -131,7 +132,8 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	defer cancel()
 	r.log(slog.String("key", key))
 	err = undecided(h.Certificates.Authority.BindKey(ctx, r.TLS.PeerCertificates[0], key))
-	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
+	// Report this: a thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the
+	// node renews.
 	h.rejoined(user.Name, err, "bound", codes.KeyBound.Reason(), "The machine bound key "+key+" to this Node, and can rejoin with it. If you do not expect this, unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
 		return web.Response{}, err
@@ -139,8 +141,8 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	return web.Object(http.StatusOK, api.BoundKey{APIVersion: api.GroupVersion, Kind: api.KindBoundKey, Key: key})
 }
 
-// rejoined counts and reports the outcome of a request of a node that has proven a key: result, reason and message are
-// those without an error.
+// rejoined counts and reports the outcome of a request of a node that has proven a key: result, reason and message
+// apply if err is nil.
 func (h *handler) rejoined(user string, err error, result, reason, message string) {
 	var p *web.Problem
 	refused := errors.As(err, &p) && p.Status == http.StatusForbidden && p.Reason != ""

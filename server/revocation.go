@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// listRevocations returns all revocations, or a page of them. It leaves out those that have ended.
+// listRevocations returns all revocations, or a page of them. It omits revocations that have ended.
 func (h *handler) listRevocations(r *call, req api.ListPage) (web.Response, error) {
 	return shown(h.operations.RevocationsPage(r.Context(), req))
 }
@@ -28,7 +28,7 @@ func (h *handler) revoke(r *call, req api.Revoke) (web.Response, error) {
 		r.log(slog.String("token", req.TokenID))
 		return h.may(r, auth.Access{Verb: "delete", Resource: "tokens"})
 	})
-	for _, e := range list.Items { // also of an incomplete revocation
+	for _, e := range list.Items { // even if the revocation is incomplete
 		if !req.DryRun {
 			r.log(slog.String("revoked", cmp.Or(e.Node, e.Fingerprint)))
 		}

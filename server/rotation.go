@@ -15,7 +15,7 @@ import (
 
 const rotationPath = "/v1/ca/{ca}/rotation"
 
-// rotations returns what rotates CAs, and the CA in the path.
+// rotations returns the operations that rotate CAs, and the CA in the path.
 func (h *handler) rotations(r *call) (*operations.Rotations, string, error) {
 	if h.Rotations == nil {
 		return nil, "", web.NewProblem("no-rotations", "this kubejoin does not rotate CAs")
@@ -25,7 +25,7 @@ func (h *handler) rotations(r *call) (*operations.Rotations, string, error) {
 	return h.Rotations, ca, nil
 }
 
-// rotation returns the last rotation of a CA, with what is seen of it.
+// rotation returns the last rotation of a CA, with the current observations.
 func (h *handler) rotation(r *call, _ struct{}) (web.Response, error) {
 	rotations, ca, err := h.rotations(r)
 	if err != nil {
@@ -41,7 +41,7 @@ func (h *handler) prepareCA(r *call, req api.PrepareCA) (web.Response, error) {
 		return web.Response{}, err
 	}
 	made, err := rotations.PrepareCA(r.Context(), ca, req)
-	if err == nil && len(made.New) > 0 { // the old CA may have certified it, which an abort cannot take back
+	if err == nil && len(made.New) > 0 { // log this: the old CA may have certified the new CA, which an abort cannot undo
 		r.log(slog.String("newCA", made.New[0].Pin), slog.Bool("certified", made.Cross != ""))
 	}
 	return shownRotation(made, err)

@@ -15,13 +15,13 @@ type route struct {
 	path   string // in chi's syntax; OpenAPI has no pattern after a parameter's name
 	name   string // in logs and metrics
 	class  httplimit.Class
-	// access is the permission that the user needs. The zero Access is for public routes and for routes
-	// that check the caller themselves.
+	// access is the permission that the user needs. The zero Access is for public routes, and for routes whose
+	// action checks the caller.
 	access auth.Access
 	act    action
 }
 
-// kind returns the kind of the route's requests, which selects their limits of clients.
+// kind returns the kind of the route's requests, which selects the limits of clients that apply.
 func (on route) kind() httplimit.Kind {
 	switch {
 	case on.class == httplimit.Probes:

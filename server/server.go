@@ -41,7 +41,7 @@ type Server struct {
 	Minting Minting
 	// Limits limits clients and users. The zero Limits has the defaults.
 	Limits Limits
-	// Certificates serves POST /v1/certificate and /v1/rejoin/key; nil serves no such path.
+	// Certificates serves POST /v1/certificate and /v1/rejoin/key. With nil, these paths return 404.
 	Certificates *Certificates
 	// Webhooks serves the reviews of kube-apiserver. The zero Webhooks serves none.
 	Webhooks Webhooks
@@ -56,14 +56,13 @@ type Server struct {
 	// [operations.ExpireTokens].
 	Rotations *operations.Rotations
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
-	// after a release, the store keeps the past of the claim for that long, so that its certificates
-	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
-	// past.
+	// after a release, the store keeps the past of the claim for that long, so that its certificates cannot be
+	// renewed. With a cluster it is nil, and only the release of a claim with a certificate duration leaves a past.
 	MaxRemainingLifetime func() time.Duration
 	// Status has what the server reports about itself: /readyz, /version and /metrics.
 	Status Status
-	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level
-	// debug. Of failures without a user, it logs only a sample above debug. Nil logs nothing.
+	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level debug.
+	// For failures without a user, it logs only a sample above level debug. Nil logs nothing.
 	Logger *slog.Logger
 	// Registerer registers the metrics kubejoin_http_*, kubejoin_join_commands_total and, with a
 	// TokenReview, kubejoin_token_reviews_total. Nil registers none.
@@ -72,10 +71,10 @@ type Server struct {
 
 // Callers authenticates and authorizes the users of a [Server].
 type Callers struct {
-	// Authenticate returns the user who sent a request; nil refuses every request that needs a user.
-	// Use [auth.TokenFile], [auth.ClientCertificate], [auth.AnyOf], [auth.HeaderOrCertificate], package
-	// server/auth/kubeauth, which asks an API server, or a custom function. The server refuses users
-	// without a name and users of bootstrap tokens, whatever Authorize returns.
+	// Authenticate returns the user who sent a request; nil refuses every request that needs a user. Use
+	// [auth.TokenFile], [auth.ClientCertificate], [auth.AnyOf], [auth.HeaderOrCertificate], package
+	// server/auth/kubeauth, which calls an API server, or a custom function. The server refuses users without a
+	// name and users of bootstrap tokens, regardless of Authorize.
 	Authenticate auth.Authenticate
 	// Authorize decides whether a user has a permission; nil denies all. Use [auth.AllowGroup], RBAC by
 	// server/auth/kubeauth, or a custom function. docs/http-api.md lists the permissions: one Access for
@@ -132,9 +131,9 @@ type Limits struct {
 
 // Webhooks are the webhooks of kube-apiserver that a [Server] serves.
 type Webhooks struct {
-	// TokenReview serves the token reviews of kube-apiserver; nil serves no such path.
+	// TokenReview serves the token reviews of kube-apiserver; nil disables their paths.
 	TokenReview *TokenReview
-	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
+	// Authorization serves the subject access reviews of kube-apiserver; nil disables their path.
 	Authorization *Authorization
 }
 
@@ -162,26 +161,26 @@ type Cluster struct {
 
 // Status has what a [Server] reports about itself.
 type Status struct {
-	// Checks are the checks of /readyz. Without any, it reports ready.
+	// Checks are the checks of /readyz. Without checks, /readyz reports ready.
 	Checks []Check
 	// Version is the response of /version.
 	Version api.Version
-	// Metrics serves /metrics to users with the permission; nil serves no such path.
+	// Metrics serves /metrics to users with the permission; nil disables the path.
 	Metrics http.Handler
 }
 
-// ClusterInfo provides the data of the cluster-info ConfigMap. Use clusterinfo.Computed without
-// Kubernetes, or ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold
-// only so many signatures should also be a [mint.Bounded].
+// ClusterInfo provides the data of the cluster-info ConfigMap. Use clusterinfo.Computed without Kubernetes, or
+// ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold only a limited number
+// of signatures should also be a [mint.Bounded].
 type ClusterInfo interface {
-	// What the comment on JSON requires of errors, caching and bytes also holds for Config. But Config need
-	// not validate the kubeconfig: the server validates each new one. When WaitSigned returns, the result of
+	// The requirements of JSON on errors, caching and bytes also apply to Config. But Config need not validate
+	// the kubeconfig, because the server validates each new kubeconfig. When WaitSigned returns, the result of
 	// JSON has the signature.
 	mint.ClusterInfo
 	// JSON returns the ConfigMap as clusterinfo.MarshalConfigMap encodes it. The error wraps
-	// clusterinfo.ErrNotFound if there is no cluster-info, and clusterinfo.ErrKubeconfig if its
-	// kubeconfig must not be served. Any client can cause calls of JSON, so it should cache its result.
-	// Neither side may change the bytes.
+	// clusterinfo.ErrNotFound if there is no cluster-info, and clusterinfo.ErrKubeconfig if its kubeconfig must
+	// not be served. Any client can cause calls of JSON, so it should cache its result. Neither the server nor
+	// the implementation may change the bytes.
 	JSON(ctx context.Context) ([]byte, error)
 }
 
@@ -190,12 +189,12 @@ type handler struct {
 	Server
 	log                *slog.Logger
 	unauthenticatedLog *rate.Limiter // limits log lines of unauthenticated requests
-	uploads            *rate.Limiter // of certificates of control planes
+	uploads            *rate.Limiter // limits uploads of control plane certificates
 	operations         *operations.Operations
 	readiness          readiness
 	documents          documents
 	results            results
-	absentToken        tokens.Record // stands in for a token that does not exist; see bootstrapUser
+	absentToken        tokens.Record // checked in place of a token that does not exist; see bootstrapUser
 }
 
 // readiness is the state of /readyz.
@@ -214,7 +213,7 @@ type documents struct {
 	referencePage, referenceText web.Document
 }
 
-// results count what requests led to.
+// results count the outcomes of requests.
 type results struct {
 	requests                            *prometheus.CounterVec
 	duration                            *prometheus.HistogramVec
@@ -264,7 +263,7 @@ func (s Server) Handler() (http.Handler, error) {
 	return h.router(), nil
 }
 
-// check returns an error that names the required fields that are missing.
+// check returns an error that names missing required fields.
 func (s Server) check() error {
 	var missing []string
 	need := func(field string, given bool) {
@@ -304,7 +303,7 @@ func (s Server) check() error {
 	return nil
 }
 
-// logger returns the Logger, or one that discards everything.
+// logger returns the Logger, or a logger that discards everything.
 func (s Server) logger() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
 
 // signTimeout returns the SignTimeout, or its default.

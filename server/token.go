@@ -20,7 +20,7 @@ func shown[T any](result T, err error) (web.Response, error) {
 	return web.Object(http.StatusOK, result)
 }
 
-// why logs the cause of something that could not be read, and returns what a warning says about it.
+// why logs why a fact could not be read, and returns the text for the warning, which points to the log.
 func (h *handler) why(what string, cause error) string {
 	h.log.Warn(what, "error", safetext.Text(cause.Error(), safetext.MaxMessage))
 	return "the log says why"

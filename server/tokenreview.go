@@ -66,8 +66,9 @@ func (h *handler) tokenReview(r *call) (web.Response, error) {
 	return web.Object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }
 
-// checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right, or a
-// certificate revoked. what is the resource that the caller creates, and command the command that configures it.
+// checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right, or
+// whether a certificate is revoked. what is the resource that the caller creates. command is the command that
+// configures kube-apiserver.
 func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, command string) error {
 	if authenticate == nil {
 		return web.NewProblem("forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
@@ -75,7 +76,7 @@ func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, c
 	user, err := authenticate(r.Request)
 	switch {
 	case err == nil:
-		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
+		r.identify(user) // no rate limit per user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
 		return web.NewProblem("forbidden", "only kube-apiserver may create %s", what).CausedBy(err)
@@ -144,8 +145,8 @@ func (h *handler) review(r *call, shown string, audiences []string) (no authenti
 }
 
 // bootstrapUser returns the user of a token, under the conditions of kube-apiserver's bootstrap token
-// authenticator. If those refuse the token, it returns why. An error means that the store could not be read.
-// A nil now is time.Now.
+// authenticator. If these conditions refuse the token, it returns why. An error means that the store could not
+// be read. A nil now is time.Now.
 func (h *handler) bootstrapUser(r *call, shown tokens.Token, now func() time.Time) (user auth.User, why string, err error) {
 	record, why, err := h.bootstrapRecord(r, shown, now)
 	if err != nil || why != "" {
@@ -180,8 +181,8 @@ func (h *handler) bootstrapRecord(r *call, shown tokens.Token, now func() time.T
 	return record, "", nil
 }
 
-// isToken reports whether a request has an existing bootstrap token. It reads the cache, which costs little but
-// may lag behind writes.
+// isToken reports whether a request has an existing bootstrap token. It reads the cache, which is fast but may
+// lag behind writes.
 func (h *handler) isToken(r *http.Request) bool {
 	bearer, _ := auth.Bearer(r) // after an error, bearer is empty and Parse fails
 	shown, err := tokens.Parse(bearer)
@@ -199,7 +200,7 @@ const unknownToken = "unknown token ID or wrong secret"
 
 // refusal returns why kube-apiserver's bootstrap token authenticator would refuse the token, or nothing.
 func refusal(record tokens.Record, shown tokens.Token, now time.Time) string {
-	same := record.Token.Equal(shown) // in constant time, and always
+	same := record.Token.Equal(shown) // always compare, in constant time
 	switch {
 	case !same:
 		return unknownToken
@@ -220,8 +221,8 @@ func bootstrapGroups(r tokens.Record) []string {
 	return slices.Compact(groups)
 }
 
-// accepted returns the requested audiences that are also kube-apiserver's own, and whether there are any. If
-// either list is empty, it returns true and no audiences, which means kube-apiserver's own.
+// accepted returns the requested audiences that are also kube-apiserver's own, and whether there is at least
+// one. If either list is empty, it returns true and no audiences, which means kube-apiserver's own.
 func accepted(req, own []string) (both []string, meant bool) {
 	if len(req) == 0 || len(own) == 0 {
 		return nil, true

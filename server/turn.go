@@ -54,7 +54,7 @@ func (h *handler) takeTurn(r *call) (web.Response, error) {
 	})
 }
 
-// giveBackTurn gives back the turn of a machine, or ends its waiting.
+// giveBackTurn gives back the turn of a machine, or removes it from the waiting machines.
 func (h *handler) giveBackTurn(r *call) (web.Response, error) {
 	m, err := h.readTurn(r)
 	if err != nil {

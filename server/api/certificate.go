@@ -10,6 +10,7 @@ type SignCertificate struct {
 	Signer string `json:"signer,omitempty"`
 	// Duration is a Go duration of at least 10m; empty means the default of the signer.
 	Duration string `json:"duration,omitempty"`
-	// Usages have the names of a CertificateSigningRequest. Nil means the usual ones for the signer and the key type.
+	// Usages have the names of a CertificateSigningRequest. Nil means the usual usages for the signer and the key
+	// type.
 	Usages []string `json:"usages,omitempty"`
 }

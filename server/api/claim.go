@@ -8,7 +8,7 @@ type Claim struct {
 	Kind       string `json:"kind"`
 
 	Node string `json:"node"`
-	// Token is the ID of the token. It is empty if the node joined with a token without limits, and its identity was
+	// Token is the ID of the token. It is empty if the node joined with a token without limits and its identity was
 	// released.
 	Token   string    `json:"token"`
 	Created time.Time `json:"created,omitzero"`
@@ -20,7 +20,8 @@ type Claim struct {
 	// Rejoins are the times when the node rejoined, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
 
-	// Revoked reports whether the node is revoked. It may have a valid certificate that kubejoin has issued since.
+	// Revoked reports whether the node is revoked. It may have a valid certificate that kubejoin has issued after
+	// the revocation.
 	Revoked bool `json:"revoked,omitempty"`
 
 	DryRun   bool     `json:"dryRun,omitempty"`

@@ -31,7 +31,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	switch {
 	case err != nil:
 		return 0, malformed
-	case days > maxDays || days > 0 && d > time.Duration(maxDays-days)*day: //nolint:gosec // days is an overflow or in range
+	case days > maxDays || days > 0 && d > time.Duration(maxDays-days)*day: //nolint:gosec // maxDays-days is in range
 		return 0, fmt.Errorf("want at most %dd", maxDays)
 	}
 	return time.Duration(days)*day + d, nil //nolint:gosec // at most maxDays

@@ -184,18 +184,19 @@ type LeaderEvidence struct {
 	Holder    string `json:"holder"`
 	// Renewed is when the holder last renewed the Lease.
 	Renewed time.Time `json:"renewed,omitzero"`
-	// Duration is how long the other replicas wait for a renewal.
+	// Duration is how long the other replicas wait for the holder to renew the Lease.
 	Duration time.Duration `json:"-"`
 }
 
 // A TurnEvidence says which control plane joins now. The others wait, because etcd accepts one new member at a time.
 type TurnEvidence struct {
-	// Holder is the node name of the machine that joins now; empty if none does. It has the turn since Since, and last
-	// renewed it at Renewed.
+	// Holder is the node name of the machine that joins now; empty if no machine joins. It has the turn since Since,
+	// and last renewed it at Renewed.
 	Holder  string    `json:"holder,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
 	Renewed time.Time `json:"renewed,omitzero"`
-	// Learner is the peer URL of a new etcd member that does not vote yet, if no machine can take the turn because of it.
+	// Learner is the peer URL of a new etcd member that does not vote yet, if this member keeps all machines from
+	// taking the turn.
 	Learner string `json:"learner,omitempty"`
 	// Waiting are the machines that wait, the first one first.
 	Waiting []WaitingEvidence `json:"waiting,omitempty"`
@@ -240,8 +241,8 @@ type RequestExplanation struct {
 	Rule    string `json:"rule,omitempty"`
 	// WaitsUntil is when kubejoin stops checking a waiting request.
 	WaitsUntil time.Time `json:"waitsUntil,omitzero"`
-	// Rules holds the verdict of every rule by itself, in order of evaluation. Two more entries follow: "signer" for
-	// the checks that apply to every approver, and "node-admission" for whether the node name may be issued.
+	// Rules holds the independent verdict of every rule, in order of evaluation. Two more entries follow: "signer"
+	// for the checks that apply to every approver, and "node-admission" for whether the node name may be issued.
 	Rules []RuleVerdict `json:"rules"`
 	// NotBefore and NotAfter are the validity of the certificate if it were signed now.
 	NotBefore time.Time `json:"notBefore,omitzero"`

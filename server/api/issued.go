@@ -2,8 +2,8 @@ package api
 
 import "github.com/kubejoin/kubejoin/signer/issuance"
 
-// An IssuanceEntry is one entry of the issuance record. It has the fields of a line of 'kubejoin serve --issuance-record FILE'. Lists
-// omit the certificate.
+// An IssuanceEntry is one entry of the issuance record. Its fields are the fields of a line in the file of 'kubejoin
+// serve --issuance-record FILE'. Lists omit the certificate.
 type IssuanceEntry struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -11,8 +11,8 @@ type IssuanceEntry struct {
 	issuance.Entry
 }
 
-// An IssuanceEntryList is one page of the issuance record. The newest entries come first; with ListIssued.EndsWithin,
-// those that expire first.
+// An IssuanceEntryList is one page of the issuance record. The newest entries come first. With ListIssued.EndsWithin,
+// the entries are sorted by expiration.
 type IssuanceEntryList struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -31,8 +31,8 @@ type ListIssued struct {
 	Signer    string `json:"signer,omitempty"`
 	// Outcome is "issued", "refused" or "failed".
 	Outcome string `json:"outcome,omitempty"`
-	// CA is the pin of the CA that signed the certificate. NotCA selects certificates of other CAs instead, and those of
-	// earlier versions, whose CA is unknown.
+	// CA is the pin of the CA that signed the certificate. NotCA selects certificates of other CAs instead, and
+	// certificates that earlier versions recorded without a CA.
 	CA    string `json:"ca,omitempty"`
 	NotCA string `json:"notCA,omitempty"`
 	// EndsWithin selects certificates that are valid now and expire within a duration, for example "720h" or "30d".
@@ -41,6 +41,6 @@ type ListIssued struct {
 	Since string `json:"since,omitempty"`
 	// Limit is the page size, 1 to 1000; zero means 100.
 	Limit int `json:"limit,omitempty" zero:"want 1 to 1000; leave it out for the default"`
-	// Continue requests the page after another one. The other fields must be the same as for that page.
+	// Continue requests the page after another page. The other fields must be the same as for that page.
 	Continue string `json:"continue,omitempty"`
 }

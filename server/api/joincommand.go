@@ -30,8 +30,8 @@ type PrintJoinCommand struct {
 	// planes share, and the join command contains their certificate key. The token is then limited to one node and
 	// has the role control-plane, unless the request sets other limits.
 	ControlPlane bool `json:"controlPlane,omitempty"`
-	// RejoinURL is the https://HOST:PORT of a kubejoin server, for FormatScript. The script then also installs what the
-	// machine needs to rejoin there after its certificate has expired.
+	// RejoinURL is the https://HOST:PORT of a kubejoin server, for FormatScript. The script then also installs the
+	// files that the machine needs to rejoin there after its certificate has expired.
 	RejoinURL string `json:"rejoinURL,omitempty"`
 }
 

@@ -23,10 +23,10 @@ type Problem struct {
 	Errors []FieldProblem `json:"errors,omitempty"`
 	// Reason is why kubejoin issued no certificate, one word in CamelCase: see packages signer and signer/approval.
 	Reason string `json:"reason,omitempty"`
-	// TokenID is the ID of the token if it exists in spite of the problem.
+	// TokenID is the ID of the token if the token exists in spite of the problem.
 	TokenID   string `json:"tokenID,omitempty"`
 	RequestID string `json:"requestID,omitempty"`
-	// Behind is what keeps a stage of a rotation from beginning.
+	// Behind lists what blocks a stage of a rotation.
 	Behind []CABehind `json:"behind,omitempty"`
 	// RetryAfter is how long to wait before a retry; zero if the server gave none. It is sent as a header.
 	RetryAfter time.Duration `json:"-"`
@@ -63,8 +63,8 @@ func (f InvalidFields) Error() string {
 	return strings.Join(details, "; ")
 }
 
-// JoinInvalid returns the InvalidFields of all errs as one error; nil if all errs are nil. Of several errors about one field, it
-// keeps the first. If an error has no InvalidFields, JoinInvalid returns that error.
+// JoinInvalid returns the InvalidFields of all errs as one error; nil if all errs are nil. If several errors are about
+// one field, it keeps the first. If one of errs has no InvalidFields, JoinInvalid returns this error alone.
 func JoinInvalid(errs ...error) error {
 	var all InvalidFields
 	for _, err := range errs {
@@ -115,7 +115,7 @@ const (
 	// ProblemCertificateWaits: something else must happen first. The same request may succeed later.
 	ProblemCertificateWaits = "certificate-waits"
 	// ProblemTooManyRequests: the address or user exceeds its rate limit. The same request succeeds after RetryAfter,
-	// or a few times that.
+	// or after a few such waits.
 	ProblemTooManyRequests = "too-many-requests"
 )
 

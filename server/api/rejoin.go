@@ -3,7 +3,7 @@ package api
 // KindBoundKey is the kind of a [BoundKey]; its apiVersion is Version.
 const KindBoundKey = "BoundKey"
 
-// Text is a string that can be only in the body of a request.
+// Text is a string that a request may only contain in its body.
 type Text string
 
 // BindKey binds a key to the node that requests it.

@@ -2,7 +2,8 @@ package api
 
 import "time"
 
-// A Revocation bars every certificate of a node except those that kubejoin has issued since, or one certificate.
+// A Revocation bars one certificate, or every certificate of a node except certificates that kubejoin issued
+// after the revocation.
 type Revocation struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -14,14 +15,14 @@ type Revocation struct {
 	Fingerprint string `json:"fingerprint,omitempty"`
 
 	Since time.Time `json:"since,omitzero"`
-	// Until is when the last barred certificate has ended; zero if that is unknown.
+	// Until is when the last barred certificate expires; zero if unknown.
 	Until  time.Time `json:"until,omitzero"`
 	Reason string    `json:"reason,omitempty"`
 	// By is the user who revoked.
 	By string `json:"by,omitempty"`
 	// TokenID is the token whose certificates were revoked together.
 	TokenID string `json:"tokenID,omitempty"`
-	// Allowed is the number of valid certificates that kubejoin has issued to the node since.
+	// Allowed is the number of valid certificates that kubejoin has issued to the node after the revocation.
 	Allowed int `json:"allowed,omitempty"`
 	// Problem says why the stored revocation cannot be read. It bars its node or certificate nevertheless.
 	Problem string `json:"problem,omitempty"`

@@ -32,7 +32,7 @@ type Token struct {
 	ID string `json:"id"`
 	// Token is the token with its secret. Only the response that creates the token contains it.
 	Token Secret `json:"token,omitempty"`
-	// JoinCommand contains the token. It is set where Token is set, if cluster-info exists.
+	// JoinCommand contains the token. It is set if Token is set and cluster-info exists.
 	JoinCommand Secret `json:"joinCommand,omitempty"`
 
 	// Status is one of the Status constants.
@@ -103,7 +103,7 @@ const (
 type ListPage struct {
 	// Limit is the page size, 1 to 1000; zero means all remaining items.
 	Limit int `json:"limit,omitempty" zero:"want 1 to 1000; leave it out for the default"`
-	// Continue requests the page after another one.
+	// Continue requests the page after another page.
 	Continue string `json:"continue,omitempty"`
 }
 
@@ -147,8 +147,8 @@ type CreateToken struct {
 	// request is the same, the server returns it. Token is never a query parameter.
 	Token Secret `json:"token,omitempty"`
 	TokenSpec
-	// Wait is how long the server waits for the signature, as a Go duration. Empty means the server's default, "0"
-	// not at all. If it takes longer, the token remains, and the problem names it.
+	// Wait is how long the server waits for the signature, as a Go duration. Empty means the server's default. "0"
+	// means no wait. If it takes longer, the token remains, and the problem names it.
 	Wait string `json:"wait,omitempty"`
 	// DryRun validates the request and stores nothing.
 	DryRun bool `json:"dryRun,omitempty"`

@@ -16,7 +16,8 @@ type User struct {
 	Name   string
 	UID    string
 	Groups []string
-	// Extra is what else an authenticator returned, for an Authorize that distinguishes users by it.
+	// Extra has the additional attributes that an authenticator returned. An Authorize may use them to
+	// distinguish users.
 	Extra map[string][]string
 }
 
@@ -29,8 +30,8 @@ var ErrNoCredentials = errors.New("no credentials")
 var ErrBadCredentials = errors.New("credentials not accepted")
 
 // Authenticate returns the sender of a request. Its errors never contain a credential. The server does not call it
-// for a client that has sent too many bad credentials. Exempt are credentials that were accepted from this address
-// before, if they are in an Authorization header or a client certificate. The server cannot recognize others.
+// for a client that has sent too many bad credentials, except with a credential that was accepted from this
+// address before. The server recognizes such a credential only in an Authorization header or a client certificate.
 type Authenticate func(*http.Request) (User, error)
 
 // Access is one permission, in the terms of Kubernetes RBAC.
@@ -55,7 +56,7 @@ var ErrForbidden = errors.New("forbidden")
 
 // Authorize returns nil if the user has a permission. The server calls it for each Access that a request needs. A
 // token that goes beyond plain "create tokens" needs a subresource for each extra, for example "tokens/groups". An
-// Authorize that knows only "tokens" must deny those.
+// Authorize that knows only "tokens" must deny the subresources.
 type Authorize func(*http.Request, User, Access) error
 
 // AllowGroup returns an Authorize that allows the members of one group everything, and all others nothing.
@@ -75,9 +76,9 @@ func Hint(err error, text string) error { return &tokens.Refusal{Message: text, 
 // MaxBearer is the maximum length of a bearer token, in characters. Service account tokens have about a thousand.
 const MaxBearer = 8 << 10
 
-// Bearer returns the bearer token of a request. The error wraps [ErrNoCredentials] if there is no
-// Authorization header, and [ErrBadCredentials] if there are several, or if the header has another
-// scheme, no token, or one longer than [MaxBearer].
+// Bearer returns the bearer token of a request. The error wraps [ErrNoCredentials] if there is no Authorization
+// header, and [ErrBadCredentials] if there are several, or if the header has another scheme, no token, or a
+// token longer than [MaxBearer].
 func Bearer(r *http.Request) (string, error) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) == 0 {

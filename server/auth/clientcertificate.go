@@ -12,16 +12,16 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
-// A ClientCertificate authenticates TLS client certificates: of one user, or of all users. The server's
+// A ClientCertificate authenticates the TLS client certificates of one user or of all users. The server's
 // [crypto/tls.Config] must request them with tls.RequestClientCert.
 type ClientCertificate struct {
-	// CAs returns the CAs that issue client certificates. Every CA in it can issue a certificate for the user, so it
-	// must hold no other CAs. It is called for each request.
+	// CAs returns the CAs that issue client certificates. Every CA in the pool can issue a certificate for the user,
+	// so the pool must hold no other CAs. The server calls it for each request.
 	CAs func() *x509.CertPool
 	// Name is the common name that the certificate must have. An empty Name matches no certificate.
 	Name string
 	// Revoked returns an error if the certificate must not be accepted although it is valid, usually a [*Revoked].
-	// It is called for each request. Nil accepts all.
+	// The server calls it for each request. Nil accepts all certificates.
 	Revoked func(ctx context.Context, leaf *x509.Certificate) error
 	// Everybody accepts every user with a certificate of the CAs, as kube-apiserver does with --client-ca-file. Name
 	// is ignored then.
@@ -34,8 +34,8 @@ func (c ClientCertificate) Authenticate(r *http.Request) (User, error) {
 	return c.authenticate(r, nil)
 }
 
-// Cached returns an Authenticate that caches verification results for seconds, per chain and pool of CAs. Busy
-// clients send many requests with one certificate. Caching does not extend the validity of a certificate.
+// Cached returns an Authenticate that caches verification results for a few seconds, per chain and pool of CAs.
+// Busy clients send many requests with one certificate. Caching does not extend the validity of a certificate.
 func (c ClientCertificate) Cached() Authenticate {
 	known := newVerified()
 	return func(r *http.Request) (User, error) { return c.authenticate(r, known) }
@@ -70,9 +70,9 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 	}, nil
 }
 
-// A Revoked is the error of an [Authenticate] for a credential that is valid and was revoked.
+// A Revoked is the error of an [Authenticate] for a credential that is valid but revoked.
 type Revoked struct {
-	// Message says in one sentence that it is revoked, and why.
+	// Message says in one sentence that the credential is revoked, and why.
 	Message string
 	// User is the name of the user whose credential it is.
 	User string
@@ -84,9 +84,9 @@ func (r *Revoked) Error() string { return r.Message }
 // Unwrap returns [ErrForbidden].
 func (r *Revoked) Unwrap() error { return ErrForbidden }
 
-// AnyOf returns an [Authenticate] that accepts a request if one of the given ones does, even if another refuses its
-// credential. ([HeaderOrCertificate] does not do that.) If none accepts it and one could not decide, AnyOf returns
-// the error of that one.
+// AnyOf returns an [Authenticate] that accepts a request if one of the given functions accepts it, even if another
+// function refuses its credential. ([HeaderOrCertificate] is stricter.) If no function accepts the request and one
+// could not decide, the error is the error of this function.
 func AnyOf(ways ...Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		var errs []error
@@ -113,7 +113,7 @@ func AnyOf(ways ...Authenticate) Authenticate {
 
 // HeaderOrCertificate returns an [Authenticate] that uses the Authorization header if the request has one, and the
 // client certificate otherwise. It refuses a request whose header is not accepted, even if its certificate is valid.
-// Either argument may be nil, which accepts nothing.
+// Either argument may be nil: then its kind of credential is never accepted.
 func HeaderOrCertificate(header, certificate Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		switch _, given := r.Header["Authorization"]; {

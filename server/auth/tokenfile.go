@@ -15,7 +15,7 @@ import (
 // A TokenFile authenticates bearer tokens that a file lists. The file has the format of kube-apiserver's
 // --token-auth-file: token,user,uid,"group1,group2". The zero TokenFile accepts no token.
 type TokenFile struct {
-	// The map is keyed by the HMAC of the token under a key of this process. The time of a lookup therefore reveals
+	// The map is keyed by the HMAC of the token under a key of this process. So the time of a lookup reveals
 	// nothing about the tokens.
 	key   [32]byte
 	users map[[sha256.Size]byte]User
@@ -40,7 +40,7 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 		}
 		return nil, err
 	}
-	if len(rows) == 0 { // for example while a full disk is written
+	if len(rows) == 0 { // for example after a write to a full disk
 		return nil, errors.New("no row given, want at least one: token,user,uid")
 	}
 	for i, row := range rows {

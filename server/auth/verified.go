@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/cache"
 )
 
-// How long the results of verifying certificates are cached, and how many of each kind.
+// How long verification results are cached, and how many results of each kind.
 const (
 	verifiedTTL = 5 * time.Second
 	refusedTTL  = time.Second
@@ -58,15 +58,15 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	return nil
 }
 
-// VerifyChain verifies a chain of client certificates as it was shown, the client's own first, at the time now. It
-// returns the end of the first of them to expire. It uses no key that a root has not certified, and limits the size of
-// the chain. A chain that no root has certified costs at most two signature checks with each root of that name. Its
-// errors contain no certificate.
+// VerifyChain verifies a chain of client certificates in the order shown, which begins with the client's own
+// certificate, at the time now. It returns when the first certificate of the chain expires. It uses no key that a root
+// has not certified, and limits the size of the chain. A chain that no root has certified costs at most two signature
+// checks with each root of that name. Its errors contain no certificate.
 func VerifyChain(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
-	if leaf := shown[0]; now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) { // before anything that costs more
+	if leaf := shown[0]; now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) { // first: the other checks cost more
 		return time.Time{}, fmt.Errorf("certificate is valid from %s to %s, not at %s", stamp(leaf.NotBefore), stamp(leaf.NotAfter), stamp(now))
 	}
-	if err := httplimit.CheckTime(shown); err != nil { // for servers that HTTPServer did not create
+	if err := httplimit.CheckTime(shown); err != nil { // needed for servers that HTTPServer did not create
 		return time.Time{}, err
 	}
 	between, err := parents(shown, roots, now)
@@ -77,7 +77,7 @@ func VerifyChain(shown []*x509.Certificate, roots *x509.CertPool, now time.Time)
 		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, errors.New(safetext.Text(err.Error(), safetext.MaxName)) // x509 errors hold certificates and quote from them
+		return time.Time{}, errors.New(safetext.Text(err.Error(), safetext.MaxName)) // x509 errors retain and quote certificates
 	}
 	end := shown[0].NotAfter
 	for _, chain := range chains {
@@ -95,8 +95,9 @@ var errOrder = errors.New("certificates do not lead to a known CA in the order s
 
 // parents returns the certificates between the first one and a root, in the order of RFC 8446, section 4.4.2: each
 // certifies the one before it. x509.Verify alone would try all combinations, up to 100 signature checks. parents
-// starts at the top, so that it uses no key that a root has not certified. The top is the last certificate that has
-// the name of the issuer of the one before, or the one before: the last may be a root that is not in roots, or junk.
+// starts at the top, so that it uses no key that a root has not certified. The top is the last certificate whose
+// name is the issuer of the certificate before it, or that certificate before it: the last certificate may be a root
+// that is not in roots, or junk.
 func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (*x509.CertPool, error) {
 	anchored := func(c *x509.Certificate) bool {
 		_, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})

@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// maxAnswer limits how many bytes are read of a response. A list of 100,000 tokens has about 40 MB.
+// maxAnswer is the maximum size of a response, in bytes. A list of 100,000 tokens has about 40 MB.
 const maxAnswer = 256 << 20
 
 // A Client calls one kubejoin server. Its methods are safe for concurrent use. If the server refuses a request, the
@@ -33,8 +33,8 @@ type Client struct {
 }
 
 // CreateToken creates a token and waits for its signature for up to req.Wait. If the same token already exists and
-// all else in the request is the same, CreateToken returns the existing one. A problem named [api.ProblemNotSigned]
-// carries the ID of the token, which was created.
+// was created by an equal request, CreateToken returns the existing token. A problem named [api.ProblemNotSigned]
+// carries the ID of the token, which was created nevertheless.
 func (c *Client) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodPost, "/v1/token", req, &t)
@@ -83,7 +83,7 @@ func (c *Client) UndoRevocation(ctx context.Context, revoked string, req api.Und
 	return r, err
 }
 
-// CARotation returns the last rotation of a CA, with what kubejoin sees of it now.
+// CARotation returns the last rotation of a CA, with kubejoin's current observations.
 func (c *Client) CARotation(ctx context.Context, ca string) (api.CARotation, error) {
 	var r api.CARotation
 	err := c.do(ctx, http.MethodGet, rotationPath(ca), nil, &r)
@@ -97,8 +97,8 @@ func (c *Client) PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (a
 	return r, err
 }
 
-// StepCA takes a rotation to the stage "trust", "switch" or "finish", or with "abort" back by one stage. A problem named
-// [api.ProblemNotReady] says what keeps the stage from beginning.
+// StepCA takes a rotation to the stage "trust", "switch" or "finish", or with "abort" back by one stage. A problem
+// named [api.ProblemNotReady] says what blocks the stage.
 func (c *Client) StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
 	var r api.CARotation
 	err := c.do(ctx, http.MethodPost, rotationPath(ca)+"/"+url.PathEscape(step), req, &r)
@@ -181,7 +181,7 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 		}
 		return fmt.Errorf("%s: %w", c.URL, err)
 	}
-	defer func() { _ = response.Body.Close() }() // everything needed was read
+	defer func() { _ = response.Body.Close() }() // the response was already read
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("%s: the response ended early: %w", c.URL, err)

@@ -10,7 +10,7 @@ import (
 const (
 	// TurnDuration is how long a turn lasts after its last renewal.
 	TurnDuration = 30 * time.Second
-	// RenewEvery is how often the holder should renew its turn, so that it may miss a renewal.
+	// RenewEvery is how often the holder should renew its turn. It is so short that the holder may miss a renewal.
 	RenewEvery = 10 * time.Second
 	// RetryEvery is how often a waiting machine should retry.
 	RetryEvery = 5 * time.Second
@@ -19,12 +19,12 @@ const (
 )
 
 const (
-	seenEvery = 3 * RetryEvery // how often a retry is written, to limit writes
-	seenFor   = time.Minute    // after which a machine that does not retry is no longer listed
+	seenEvery = 3 * RetryEvery // how often a retry is written to the State, to limit writes
+	seenFor   = time.Minute    // how long a machine that does not retry stays in the list
 )
 
-// A Machine joins as a control plane. Machines may have the same node name by mistake: the ID, which the machine
-// chooses at random, tells them apart.
+// A Machine joins as a control plane. Two machines may have the same node name by mistake, so each machine also
+// has an ID that it chooses at random.
 type Machine struct {
 	Node string `json:"node"`
 	ID   string `json:"id"`
@@ -34,33 +34,33 @@ type Machine struct {
 
 // A State says who has the turn and who waits for it.
 type State struct {
-	// Holder is the machine that has the turn. It took it at Since and last renewed it at Renewed. The zero Machine means
-	// that the turn is free.
+	// Holder is the machine that has the turn. It took the turn at Since and last renewed it at Renewed. The zero
+	// Machine means that the turn is free.
 	Holder         Machine
 	Since, Renewed time.Time
-	// Learner is the peer URL of a new etcd member that does not vote yet, while it keeps a free or expired turn from being
-	// taken. It belongs to a join without a turn, or to a machine that failed.
+	// Learner is the peer URL of an etcd member that does not vote yet and blocks a free or expired turn; otherwise
+	// empty. The member is from a join without a turn, or from a machine that failed.
 	Learner string
 	// Waiting are the machines that wait, the first one first. It is only for people: any of them may be next.
 	Waiting []Waiter
 }
 
-// A Waiter waits for the turn since Since. It last asked for it at about Seen.
+// A Waiter has waited for the turn since Since. It last asked for the turn at about Seen.
 type Waiter struct {
 	Machine
 	Since time.Time `json:"since"`
 	Seen  time.Time `json:"seen"`
 }
 
-// Free reports whether a machine that asks now gets a turn that it does not have. expired says that the holder has not
+// Free reports whether the machine m does not have the turn and can take it now. expired says that the holder has not
 // renewed the turn for TurnDuration.
 func (s State) Free(m Machine, expired bool) bool {
 	return s.Holder != m && (s.Holder == Machine{} || expired)
 }
 
 // Take returns the state after a machine has asked for the turn or has renewed it, and whether the machine has it.
-// Nobody gets a free turn as long as etcd has a learner: its peer URL, or empty. Until another machine takes an expired
-// turn, its holder can renew it.
+// learner is the peer URL of a learner in etcd; empty if there is none. As long as etcd has a learner, no machine gets
+// a free turn. Until another machine takes an expired turn, the holder can still renew it.
 func (s State) Take(m Machine, expired bool, learner string, now time.Time) (State, bool) {
 	free := s.Free(m, expired)
 	switch {

@@ -12,7 +12,7 @@ import (
 )
 
 // Explain returns why a machine with the name has or has not joined at the time now. The newest request decides;
-// older ones are only counted.
+// older requests are only counted.
 func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v := &view{Facts: f, now: now}
 	v.e = api.NodeExplanation{APIVersion: api.GroupVersion, Kind: api.KindNodeExplanation, Node: f.Node, Unread: slices.Clone(f.Unread)}
@@ -80,7 +80,7 @@ func (v *view) isUnread(f api.Fact) bool {
 	return slices.ContainsFunc(v.Unread, func(u api.UnreadFact) bool { return u.Fact == f })
 }
 
-// say sets state and sentence. Commands may follow with [view.next].
+// say sets the state and the sentence. [view.next] adds commands.
 func (v *view) say(s api.NodeState, since time.Time, format string, args ...any) {
 	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
 }
@@ -101,7 +101,8 @@ func (v *view) explain() {
 	requests := v.readable(FactRequests)
 	if v.readable(FactNode) && v.Object != nil {
 		// Explain a request by another machine for the name of this Node if it is newer than the Node and unsigned.
-		// A signed request needs no explanation: its certificate created the Node, or replaces that of the Node.
+		// A signed request needs no explanation: its certificate created the Node, or replaces the certificate of
+		// the Node.
 		other := slices.IndexFunc(v.client, func(r api.RequestEvidence) bool { return r.User != tokens.NodeUserPrefix+v.Node })
 		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
 			v.joined()
@@ -124,8 +125,8 @@ func (v *view) explain() {
 	}
 }
 
-// runsWithoutNode reports whether the last that a machine without a Node requested is a serving certificate. Before that, it has
-// registered the Node.
+// runsWithoutNode reports whether the last request of a machine without a Node was for a serving certificate. A kubelet
+// requests it only after it has registered its Node, so the Node existed.
 func (v *view) runsWithoutNode() bool {
 	if !v.readable(FactNode) || len(v.serving) == 0 || len(v.client) > 0 && !v.serving[0].Created.After(v.client[0].Created) {
 		return false
@@ -210,7 +211,7 @@ func (v *view) readiness() string {
 		words = "NotReady, no status from its kubelet since " + ago(n.Since, v.now)
 	}
 	if m := clean(n.Message); m != "" {
-		words += fmt.Sprintf("; the Node says %q", m) // these are the words of its kubelet
+		words += fmt.Sprintf("; the Node says %q", m) // its kubelet wrote this message
 	}
 	return words
 }

@@ -5,8 +5,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// The states besides api.Joined and api.JoinedNotReady. From TokenSpent to Revoked they are also the
-// reasons that kubejoin gives when it refuses a request. Revoked is also the state of a node whose certificates are revoked.
+// The states besides api.Joined and api.JoinedNotReady. The states from TokenSpent to Revoked are also reasons with
+// which kubejoin refuses a request. Revoked is also the state of a node whose certificates are revoked.
 const (
 	// TokenUnknown: the token of an undecided or unsigned request does not exist.
 	TokenUnknown api.NodeState = "TokenUnknown"
@@ -25,7 +25,7 @@ const (
 	TooManyKeys          api.NodeState = "TooManyKeys"
 	NotForBootstrapToken api.NodeState = "NotForBootstrapToken"
 	Revoked              api.NodeState = "Revoked"
-	// Denied and Failed: the request has that condition for any other reason.
+	// Denied and Failed: the request has the condition of that name, for another reason than those above.
 	Denied api.NodeState = "Denied"
 	Failed api.NodeState = "Failed"
 
@@ -57,7 +57,7 @@ const (
 	NothingArrived api.NodeState = "NothingArrived"
 	// NothingKnown: there is no request and no token limited to the name.
 	NothingKnown api.NodeState = "NothingKnown"
-	// Unknown: a deciding fact could not be read.
+	// Unknown: a fact that decides the state could not be read.
 	Unknown api.NodeState = "Unknown"
 )
 

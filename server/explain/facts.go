@@ -6,8 +6,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Facts are the inputs of an explanation, read at one time. Unread lists the facts that could not be read. Any other
-// missing fact does not exist in the cluster.
+// Facts are the inputs of an explanation, read at one time. Unread lists the facts that could not be read. If a fact
+// is missing and not in Unread, it does not exist in the cluster.
 type Facts struct {
 	// Node is the node name.
 	Node string
@@ -27,7 +27,8 @@ type Facts struct {
 	Leader *api.LeaderEvidence
 	// FailedWrites are the last writes of kubejoin that failed, the newest first.
 	FailedWrites []failedwrites.Write
-	// Turn says which control plane joins now, and which wait; nil if none has joined with kubejoin.
+	// Turn says which control plane joins now, and which control planes wait; nil if no control plane has
+	// joined with kubejoin.
 	Turn *api.TurnEvidence
 	// Revocation is the revocation of the node; nil if there is none.
 	Revocation *api.RevocationEvidence
@@ -53,8 +54,9 @@ const (
 	servingSigner = "kubernetes.io/kubelet-serving"
 )
 
-// refusalOf returns the condition that ends a request, or nil, and the state to report unless the reason of the
-// condition has its own. Like a kubelet, callers check it before they look for a certificate.
+// refusalOf returns the condition that ends a request, or nil. It also returns the state to report if the
+// reason of the condition is not itself a state. Like a kubelet, callers check for this condition before they
+// look for a certificate.
 func refusalOf(r api.RequestEvidence) (*api.RequestCondition, api.NodeState) {
 	switch {
 	case r.Denied != nil:

@@ -18,7 +18,7 @@ import (
 // kubejoinName is the field manager of kubejoin's writes.
 const kubejoinName = "kubejoin"
 
-// usualDelay is how long a request may normally take.
+// usualDelay is the normal maximum time to approve and sign a request.
 const usualDelay = 10 * time.Second
 
 // refusals are the reasons of kubejoin that are also states.
@@ -90,8 +90,9 @@ func (v *view) pending(r api.RequestEvidence) {
 	v.readable(FactPermission)
 }
 
-// failedWrite describes a write of kubejoin that this request needs and that fails. The text is empty if no such write fails. For a
-// client certificate, kubejoin writes a Lease (the claim) and a Secret (the count), even if a person has approved the request.
+// failedWrite describes a write of kubejoin that this request needs and that has failed. The text is empty if no such
+// write has failed. For a client certificate, kubejoin writes a Lease (the claim) and a Secret (the count), even if a
+// person has approved the request.
 func (v *view) failedWrite(r api.RequestEvidence) string {
 	for _, w := range v.FailedWrites {
 		if w.Request == r.Name || r.Signer == clientSigner && (w.Resource == "secrets" || w.Resource == "leases") {

@@ -8,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// revoked adds that the node is revoked, and whether it has come back since. The state is Revoked, unless another
-// credential has requested the name since, or a token awaits the machine.
+// revoked adds that the node is revoked, and whether it has joined again since. The state is Revoked, unless
+// another credential has requested the name since, or a token exists for the machine.
 func (v *view) revoked() {
 	r := v.Revocation
 	if r == nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// shared adds a warning that several machines may hold the name: first certificates with different keys are valid.
-// Certificates that a node renewed itself do not count, because a renewal uses a new key.
+// shared adds a warning that several machines may use the name, if certificates from several first requests with
+// different keys are valid. It ignores certificates that a node renewed itself, because a renewal uses a new key.
 func (v *view) shared() {
 	keys := map[string]bool{}
 	for _, r := range v.client {

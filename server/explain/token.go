@@ -29,7 +29,7 @@ func (v *view) token(r tokens.Record) api.TokenEvidence {
 		t.Status = api.StatusInvalid
 	case r.Expired(v.now):
 		t.Status = api.StatusExpired
-	// The signature may have been removed, or stay for other names.
+	// The signature may be removed already, or stay for other names.
 	case r.Spent() && (!slices.Contains(r.Nodes, v.Node) || t.Signed != nil && !*t.Signed || v.Claim == nil && !v.isUnread(FactClaim)):
 		t.Status = api.StatusSpent
 	case t.Signed != nil && !*t.Signed:
@@ -60,8 +60,8 @@ func tokenWords(t api.TokenEvidence, now time.Time) string {
 	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
 }
 
-// usable returns the tokens that allow the name: those limited to it (bound), and those for any name (general). Each
-// list is sorted by status, the best first, then newest first.
+// usable returns the tokens that allow the name: tokens limited to it (bound), and tokens for any name (general).
+// Each list is sorted by status, the best first, then newest first.
 func (v *view) usable() (bound, general []api.TokenEvidence) {
 	created := map[string]time.Time{}
 	for _, r := range v.Tokens {
@@ -87,8 +87,8 @@ func (v *view) usable() (bound, general []api.TokenEvidence) {
 	return bound, general
 }
 
-// diagnose returns why kubejoin will refuse a request that is not decided or not signed yet, because of its token or
-// its node name. The state is empty if it finds no reason.
+// diagnose checks the token and the node name of a request that is not decided or not signed yet, and returns why
+// kubejoin will refuse the request. The state is empty if it finds no reason.
 func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 	id := tokens.IDOfUser(r.User)
 	if id == "" || !v.readable(FactTokens) {

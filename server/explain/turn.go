@@ -9,8 +9,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/controlplane"
 )
 
-// waits explains a machine that waits for its turn to join as a control plane, and reports whether it does. Such a
-// machine has not started kubeadm, so older requests of its name explain nothing.
+// waits reports whether the machine waits for its turn to join as a control plane, and explains that. Such a
+// machine has not started kubeadm, so requests for its name are from earlier and explain nothing.
 func (v *view) waits() bool {
 	if v.Turn == nil || v.Turn.Holder == "" && v.Turn.Learner == "" || v.Object != nil {
 		return false
@@ -32,7 +32,7 @@ func (v *view) waits() bool {
 	return true
 }
 
-// turn adds who waits for this machine.
+// turn adds the machines that wait until this machine has joined.
 func (v *view) turn() {
 	if v.Turn == nil || v.Turn.Holder != v.Node || v.now.Sub(v.Turn.Renewed) > time.Minute {
 		return

@@ -61,8 +61,8 @@ func (v *view) approve(words string, r api.RequestEvidence) {
 	v.next("its name is not safe to paste into a shell; show it with", safetext.ShowCSR(r.Name, r.UID))
 }
 
-// verdict adds the command that shows what kubejoin decides about a request. Any node can write an Event that looks like
-// one of kubejoin, so an explanation repeats none.
+// verdict adds the command that shows what kubejoin decides about a request. An explanation repeats no Events, because
+// any node can write an Event that looks like kubejoin's.
 func (v *view) verdict(r api.RequestEvidence) {
 	if safetext.SafeInShell(r.Name) {
 		v.next("see what kubejoin decides with", "kubejoin explain --csr "+r.Name)
@@ -77,8 +77,8 @@ func (v *view) ofNode(command string) string {
 	return command + " " + v.Node
 }
 
-// cleaned returns the explanation with all untrusted text redacted, made printable and cut. It runs last, so that the
-// conclusions are drawn from the original text.
+// cleaned returns the explanation with all untrusted text redacted, printable and truncated. It runs last, because
+// Explain draws its conclusions from the original text.
 func cleaned(e api.NodeExplanation) api.NodeExplanation {
 	name := func(s *string) { *s = safetext.Text(*s, safetext.MaxName) }
 	message := func(s *string) { *s = safetext.Text(*s, safetext.MaxMessage) }

@@ -57,12 +57,12 @@ func (o *Operations) ExplainRequest(ctx context.Context, req api.ExplainRequest,
 	return e, err
 }
 
-// unread returns the error of an explanation that lacks what it explains.
+// unread returns the error of an explanation whose subject could not be read.
 func unread(what string, err error) error {
 	return &tokens.Refusal{Reason: "cluster-unavailable", Message: what + " cannot be read from the cluster now; retry", Err: err, Retry: true}
 }
 
-// csr parses a CertificateSigningRequest. It ignores unknown fields, because kubectl prints those of newer APIs.
+// csr parses a CertificateSigningRequest. It ignores unknown fields, because kubectl prints fields of newer APIs.
 func csr(content []byte) (*certificates.CertificateSigningRequest, error) {
 	var object certificates.CertificateSigningRequest
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &object); err != nil {

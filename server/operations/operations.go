@@ -16,12 +16,13 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Operations are what kubejoin does for the HTTPS API and for commands with a kubeconfig. A method has the name that it has in package
-// client. The caller authorizes. Errors about a request are an api.InvalidFields, and all others wrap a [tokens.Refusal].
+// Operations are what kubejoin does for the HTTPS API and for commands with a kubeconfig. Its methods have the same
+// names as in package client. The caller authorizes. An error about a request is an api.InvalidFields. All other errors
+// wrap a [tokens.Refusal].
 type Operations struct {
 	// Minter creates, changes and deletes tokens. It is required.
 	Minter *mint.Minter
-	// ClusterInfo is shown beside tokens. It is required.
+	// ClusterInfo provides the signatures that responses about tokens show. It is required.
 	ClusterInfo ClusterInfo
 	// Claims are the claims of node names; nil without them.
 	Claims tokens.Claims
@@ -30,17 +31,17 @@ type Operations struct {
 	Readers
 	// ExplainNode explains why a machine has or has not joined; nil without a cluster.
 	ExplainNode func(ctx context.Context, node string) (api.NodeExplanation, error)
-	// ExplainCSR explains the certificate request with a name, or a given one; nil without a cluster. If no request has the name,
-	// the error wraps [tokens.ErrNotFound].
+	// ExplainCSR explains given or, if given is nil, the certificate request of that name; nil without a cluster. If no
+	// request has the name, the error wraps [tokens.ErrNotFound].
 	ExplainCSR func(ctx context.Context, name string, given *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
-	// MaxRemainingLifetime is that of a [tokens.Releaser].
+	// MaxRemainingLifetime has the meaning of the same field of [tokens.Releaser].
 	MaxRemainingLifetime func() time.Duration
 	// Why returns the cause of a warning as the caller may see it. A server says that its log has the cause.
 	Why func(what string, cause error) string
 }
 
-// CreateToken creates req.Token, or a new one. existing reports that the token was there already. After an error, the returned token
-// has the ID of one that exists, or may exist.
+// CreateToken creates req.Token, or a new one. existing reports that the token existed before. After an error, the
+// returned token has an ID only if a token with this ID exists, or may exist.
 func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permit Permit) (t api.Token, existing bool, err error) {
 	usual := cmp.Or(max(o.Minter.SignTimeout, 0), mint.DefaultSignTimeout)
 	request, err := Creation(ctx, req, time.Now(), usual, permit, o.Readers)
@@ -55,13 +56,14 @@ func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permi
 		return t, false, Minted(err)
 	}
 	var v View
-	if made.Existing { // a new token is known to be signed after the wait
+	if made.Existing { // a new token needs no read: Create has already waited for its signature
 		v, made.Warnings = o.view(ctx, made.Warnings)
 	}
 	return v.Minted(made, request), made.Existing, nil
 }
 
-// Join creates a token, as CreateToken, and returns how to join with it. complete is that of [mint.Minter.Join].
+// Join creates a token, as CreateToken, and returns how to join with it. complete is the argument complete of
+// [mint.Minter.Join].
 func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, permit Permit, complete func(context.Context, *joinformat.Join) error) (mint.Minted, error) {
 	record, err := Record(ctx, spec, tokens.Generate(), time.Now(), permit, o.Readers)
 	if err == nil && !(record.Signing && record.Authentication) {
@@ -96,7 +98,7 @@ func (o *Operations) GetToken(ctx context.Context, id string) (api.Token, error)
 	return o.shown(ctx, record, false, err)
 }
 
-// RenewToken changes when a token expires. permit authorizes that time.
+// RenewToken changes when a token expires. permit authorizes the new expiration.
 func (o *Operations) RenewToken(ctx context.Context, id string, req api.RenewToken, permit func(expires, now time.Time) error) (api.Token, error) {
 	now := time.Now()
 	expires, err := Expires(req.TTL, req.Expires, now)
@@ -116,7 +118,7 @@ func (o *Operations) DeleteToken(ctx context.Context, id string, req api.DeleteT
 	return o.shown(ctx, record, req.DryRun, err)
 }
 
-// shown returns a token after a change, or as a dry run would leave it. err is that of the Minter.
+// shown returns a token as the API shows it, after a change or a dry run. err is the error of the Minter.
 func (o *Operations) shown(ctx context.Context, record tokens.Record, dryRun bool, err error) (api.Token, error) {
 	if err != nil {
 		return api.Token{}, err
@@ -127,7 +129,8 @@ func (o *Operations) shown(ctx context.Context, record tokens.Record, dryRun boo
 	return t, nil
 }
 
-// view reads what is shown beside tokens, and adds a warning for what cannot be read.
+// view reads the data that responses about tokens show in addition to the record, and adds a warning for data
+// that cannot be read.
 func (o *Operations) view(ctx context.Context, warnings []string) (View, []string) {
 	v := ReadView(ctx, o.ClusterInfo, o.Claims)
 	for _, u := range v.Unread {
@@ -152,7 +155,7 @@ func (o *Operations) ClaimsPage(ctx context.Context, page api.ListPage) (api.Cla
 	}
 	var revoked map[string]bool
 	if o.Revocations != nil {
-		if revoked, err = o.Revocations.Guard.CachedNodes(ctx); err != nil { // the list is complete but for this column
+		if revoked, err = o.Revocations.Guard.CachedNodes(ctx); err != nil { // the list is complete except for the field revoked
 			o.Why("cannot read revocations for the list of claims", err)
 		}
 	}
@@ -210,7 +213,7 @@ func (o *Operations) Revoke(ctx context.Context, req api.Revoke, by string, perm
 	return Revoked(result, req.DryRun, why), Refused(err)
 }
 
-// RevocationsPage returns a page of the revocations that have not ended.
+// RevocationsPage returns a page of the revocations that are still in effect.
 func (o *Operations) RevocationsPage(ctx context.Context, page api.ListPage) (api.RevocationList, error) {
 	if o.Revocations == nil {
 		return api.RevocationList{}, errNoRevocations

@@ -34,7 +34,7 @@ func Page[T any](list []T, kind string, key func(T) string, req api.ListPage) (p
 	return list, cursor(kind, key(list[len(list)-1])), nil
 }
 
-// cursor returns the Continue for a key. It is opaque to clients, and valid only for lists of that kind.
+// cursor returns the Continue for a key. It is opaque to clients, and valid only for lists of this kind.
 func cursor(kind, key string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(kind + "/" + key))
 }

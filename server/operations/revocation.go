@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 )
 
-// Revoked returns a result as the API shows it. why says where to find the reason of its EndUnknown.
+// Revoked returns a result as the API shows it. why is the text about its EndUnknown that the caller may see.
 func Revoked(result desk.Result, dryRun bool, why string) api.RevocationList {
 	list := Revocations(result.Entries, dryRun)
 	for _, w := range result.Warnings {

@@ -16,22 +16,24 @@ import (
 )
 
 // Rotations carries out requests about rotations of CAs. For an invalid field, the error is an api.InvalidFields. Other
-// errors are those of the Desk.
+// errors are errors of the Desk.
 type Rotations struct {
 	Desk *rotation.Desk
-	// Cross makes the old CA sign a cross certificate for a new CA. Its error says which key is missing; nil makes none.
+	// Cross makes the old CA sign a cross certificate for a new CA. Its error says which key is missing. If Cross is
+	// nil, there is no cross certificate.
 	Cross func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error)
 
 	looks batch.Queue[rotation.CA, *look]
 }
 
-// A look is the result of one observation, which concurrent requests share: it connects to each host of the cluster.
+// A look is the result of one observation. Concurrent requests share it, because an observation connects to each
+// host of the cluster.
 type look struct {
 	status rotation.Status
 	err    error
 }
 
-// CARotation returns the last rotation of a CA, with what is seen of it.
+// CARotation returns the last rotation of a CA, with the current observations.
 func (r *Rotations) CARotation(ctx context.Context, ca string) (api.CARotation, error) {
 	got := &look{}
 	err := r.looks.Do(ctx, rotation.CA(ca), got, func(ctx context.Context, waiting []*look) {
@@ -79,7 +81,7 @@ func (r *Rotations) PrepareCA(ctx context.Context, ca string, req api.PrepareCA)
 	return shown, err
 }
 
-// ExpireTokens returns a function that deletes tokens, for the ExpireTokens of a Desk.
+// ExpireTokens returns a function that deletes tokens, for the field ExpireTokens of a Desk.
 func ExpireTokens(m *mint.Minter) func(context.Context, []string) error {
 	return func(ctx context.Context, ids []string) error {
 		for _, id := range ids {
@@ -107,7 +109,8 @@ func (r *Rotations) StepCA(ctx context.Context, ca, step string, req api.StepCA)
 	return rotationShown(ca, s, req.DryRun, err)
 }
 
-// preparedFields maps the fields of a rotation.PrepareRequest to those of an api.PrepareCA, where the names differ.
+// preparedFields maps the fields of a rotation.PrepareRequest to the fields of an api.PrepareCA, where the names
+// differ.
 var preparedFields = map[string]string{"certificates": "newCA", "key": "newKey"}
 
 // rotationShown returns the result of a Desk as the API shows it.
@@ -159,7 +162,7 @@ func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) api.CARotation
 	return shown
 }
 
-// Behind returns what is behind as the API shows it.
+// Behind returns the list of what blocks a step, as the API shows it.
 func Behind(all []rotation.Behind) (shown []api.CABehind) {
 	for _, b := range all {
 		shown = append(shown, api.CABehind{CAObservation: observation(b.Observation), Why: b.Why})

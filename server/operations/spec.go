@@ -41,7 +41,7 @@ type Readers struct {
 // A Permit authorizes a record that a request describes, and may change it. It sees only the name of a Node to replace.
 type Permit func(record *tokens.Record, now time.Time) error
 
-// Everything permits each record.
+// Everything is a Permit that permits each record.
 func Everything(*tokens.Record, time.Time) error { return nil }
 
 // Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
@@ -164,7 +164,7 @@ func fieldOf(p tokens.NodeProperties) string {
 	return "nodeReadyAfter"
 }
 
-// Invalid returns the errors of the fields that a decoder could read of a request for a token.
+// Invalid returns the errors in those fields of a request for a token that the decoder could read.
 func Invalid(req any) error {
 	var create api.CreateToken
 	switch req := req.(type) {
@@ -246,7 +246,7 @@ func ControlPlane(req *api.PrintJoinCommand) error {
 	return nil
 }
 
-// Expires returns when a token expires, by ttl or expires, of which only one may be given. The zero time is never.
+// Expires returns when a token expires. Only one of ttl and expires may be given. The zero time means never.
 func Expires(ttl, expires string, now time.Time) (time.Time, error) {
 	if expires != "" {
 		at, err := time.Parse(time.RFC3339, expires)
@@ -283,7 +283,7 @@ func Expires(ttl, expires string, now time.Time) (time.Time, error) {
 	return end, nil
 }
 
-// fieldNames maps field names of package tokens to those of requests, where they differ.
+// fieldNames maps field names of package tokens to the field names of requests, where they differ.
 var fieldNames = map[string]string{
 	"expiration":           "expires",
 	"max-nodes":            "maxNodes",
@@ -295,8 +295,8 @@ var fieldNames = map[string]string{
 	"node-ready-after":     "nodeReadyAfter",
 }
 
-// Refused returns the error of a use case, and the api.InvalidFields of a request that it found invalid. Errors of stores may wrap
-// a FieldError: that is about a stored record.
+// Refused converts a [tokens.FieldError] about a request to an api.InvalidFields, and returns other errors unchanged.
+// It does not unwrap err: errors of stores may wrap a FieldError about a stored record.
 func Refused(err error) error {
 	if field, ok := err.(*tokens.FieldError); ok {
 		return InvalidRecord(field)
@@ -304,8 +304,8 @@ func Refused(err error) error {
 	return err
 }
 
-// Minted returns the error of a Minter, and the api.InvalidFields of a record that it found invalid: for example, the token expired
-// during the request.
+// Minted returns a [tokens.Refusal] of a Minter unchanged. It converts any other error, which is about an invalid
+// record, to an api.InvalidFields. For example, the token expired during the request.
 func Minted(err error) error {
 	if errors.As(err, new(*tokens.Refusal)) {
 		return err
@@ -313,8 +313,8 @@ func Minted(err error) error {
 	return InvalidRecord(err)
 }
 
-// InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil. Do not call it with another
-// error: it would blame the request.
+// InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil. Do not call it with other
+// errors: it would report them as errors of the request.
 func InvalidRecord(err error) error {
 	if err == nil {
 		return nil

@@ -15,16 +15,17 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// viewTimeout limits reading cluster-info and claims. A response about tokens can do without them.
+// viewTimeout limits reading cluster-info and claims. A response about tokens does not need them.
 const viewTimeout = 5 * time.Second
 
-// A View is the data beside tokens that responses about tokens show. The zero View knows nothing.
+// A View has the data that responses about tokens show in addition to the record: signatures and claimed names.
+// The zero View has none.
 type View struct {
 	// data is the data of the ConfigMap cluster-info. It is nil if cluster-info cannot be read, and empty if it does not exist.
 	data map[string]string
 	// claimed has the claimed node names by token UID.
 	claimed map[string][]string
-	// Unread is what could not be read.
+	// Unread lists the data that could not be read.
 	Unread []Unread
 }
 
@@ -133,7 +134,7 @@ func (v View) Minted(made mint.Minted, req mint.Creation) api.Token {
 		t.Status = api.StatusUnsigned
 	}
 	t.DryRun, t.Token, t.Warnings = req.DryRun, api.Secret(made.Record.Token.Reveal()), made.Warnings
-	if line, err := made.Join.Line(); err == nil { // an error: there is nothing to join with
+	if line, err := made.Join.Line(); err == nil { // with an error, the token cannot be used to join
 		t.JoinCommand = api.Secret(strings.TrimSpace(string(line)))
 	}
 	return t
@@ -148,7 +149,7 @@ func (v View) status(r tokens.Record) string {
 		return api.StatusExpired
 	case r.Spent():
 		return api.StatusSpent
-	case r.Signing && v.data == nil && len(v.Unread) > 0: // the zero View is of a token whose creation waits for the signature
+	case r.Signing && v.data == nil && len(v.Unread) > 0: // the zero View is for a token whose creation waits for the signature
 		return api.StatusUnknown
 	case r.Signing && v.data != nil && !v.signed(r.Token):
 		return api.StatusUnsigned
@@ -160,8 +161,8 @@ func (v View) signed(t tokens.Token) bool {
 	return clusterinfo.Verify([]byte(v.data[clusterinfo.KubeconfigKey]), v.data[clusterinfo.SignatureKey(t.ID())], t) == nil
 }
 
-// nodes returns the node names taken with a token: those that the token counts, and those that have a claim
-// but are not counted yet.
+// nodes returns the node names that machines have taken with a token: the names that the token counts, and
+// names with a claim that are not counted yet.
 func (v View) nodes(r tokens.Record) []string {
 	nodes := slices.Clone(r.Nodes)
 	for _, name := range v.claimed[r.UID] {

@@ -1,5 +1,6 @@
 // Package kubeauth authenticates and authorizes callers with a Kubernetes API server: bearer tokens by TokenReview,
-// permissions by SubjectAccessReview. It caches results for seconds, and denies all that the API server did not allow.
+// permissions by SubjectAccessReview. It caches results for a few seconds, and denies everything that the API server
+// did not allow.
 //
 //	tokens := &kubeauth.Tokens{Client: client}
 //	permissions := &kubeauth.Permissions{Client: client}

@@ -50,7 +50,7 @@ func (p *Permissions) Authorize(r *http.Request, u auth.User, a auth.Access) err
 		p.reviews = counter(p.Registerer)
 	})
 	spec := accessSpec(u, a)
-	text, err := spec.Marshal() // unlike JSON it keeps invalid UTF-8 apart; it sorts the keys of maps
+	text, err := spec.Marshal() // unlike JSON, it keeps invalid UTF-8 distinct; it sorts the keys of maps
 	if err != nil {
 		return fmt.Errorf("SubjectAccessReview: %w", err)
 	}

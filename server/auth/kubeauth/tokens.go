@@ -37,7 +37,7 @@ const (
 // DefaultTimeout limits a review if Timeout is zero.
 const DefaultTimeout = 5 * time.Second
 
-// Tokens authenticates bearer tokens by TokenReview, mostly those of service accounts. It caches results for
+// Tokens authenticates bearer tokens, mostly of service accounts, by TokenReview. It caches results for
 // [TokenAge]. A revoked token is refused within TokenAge and the 10 s for which kube-apiserver caches it. Do not
 // change the fields after the first use.
 type Tokens struct {
@@ -133,7 +133,8 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 		}
 		return v, false, nil
 	case !slices.ContainsFunc(status.Audiences, func(a string) bool { return slices.Contains(t.audiences(), a) }):
-		// An authenticator that does not support audiences returns none, so it did not check the audience.
+		// An authenticator that does not support audiences returns none, which means that it did not check the
+		// audience.
 		v.why = fmt.Sprintf("token has audiences %q, want one of %q", safetext.Text(strings.Join(status.Audiences, ","), safetext.MaxName), t.audiences())
 		return v, false, nil
 	case status.User.Username == "":

@@ -1,5 +1,6 @@
-// Package etcd finds learners: new members of a stacked etcd that do not vote yet. etcd accepts one at a time, so that of
-// a control plane that died while it joined keeps all others from joining. It calls the JSON API of etcd.
+// Package etcd finds learners: new members of a stacked etcd that do not vote yet. etcd accepts one learner at a time.
+// So the learner of a control plane that died during its join blocks all other joins. The package calls the JSON API of
+// etcd.
 package etcd
 
 import (
@@ -28,12 +29,12 @@ import (
 )
 
 const (
-	// answerTimeout limits how long the etcd of a learner may take to accept a connection.
+	// answerTimeout limits how long a learner's etcd may take to accept a connection.
 	answerTimeout = 2 * time.Second
 	maxResponse   = 1 << 20
 )
 
-// Members finds and removes learners in the etcd of the control plane that it runs on.
+// Members finds and removes learners in the etcd of the control plane on this machine.
 type Members struct {
 	// Dir is the folder of the certificates, usually /etc/kubernetes/pki. Members reads apiserver-etcd-client.crt,
 	// apiserver-etcd-client.key and etcd/ca.crt in it for each call.
@@ -51,9 +52,9 @@ type member struct {
 	IsLearner bool     `json:"isLearner"`
 }
 
-// RemoveLearner removes the learner with the address of gone, and returns the peer URL of a learner that stays; empty for
-// none. It never removes a member that votes. ended means that kubeadm has ended on that machine. Otherwise the learner
-// stays if its etcd runs, or if that is uncertain. Without etcd on this machine there are no learners.
+// RemoveLearner removes the learner with the address of gone, and returns the peer URL of a learner that stays; empty
+// if none stays. It never removes a member that votes. ended means that kubeadm has ended on that machine. Without
+// ended, the learner stays if its etcd runs or may run. Without etcd on this machine there are no learners.
 func (m Members) RemoveLearner(ctx context.Context, gone controlplane.Machine, ended bool) (stays string, err error) {
 	client, err := m.client()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,14 +98,14 @@ func (l member) address() (peer string, address netip.AddrPort) {
 	return peer, netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 }
 
-// parseAddress returns an IP address; the zero value for none.
+// parseAddress parses an IP address. It returns the zero value if s is not an address.
 func parseAddress(s string) netip.Addr {
 	address, _ := netip.ParseAddr(s)
 	return address.Unmap()
 }
 
-// silent reports whether no etcd runs at an address: its machine does not respond, or refuses the connection. After
-// another error, for example of the network of this machine, etcd may run.
+// silent reports whether no etcd runs at an address, because its machine does not respond or refuses the
+// connection. After another error, for example of the network of this machine, etcd may run.
 func silent(ctx context.Context, address netip.AddrPort) bool {
 	conn, err := (&net.Dialer{Timeout: answerTimeout}).DialContext(ctx, "tcp", address.String())
 	if err == nil {
@@ -115,7 +116,7 @@ func silent(ctx context.Context, address netip.AddrPort) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// remove removes a learner, except if it votes by now, and reports whether there is no such learner any more.
+// remove removes a learner, unless the member votes by now. It reports whether the member is no longer a learner.
 func (m Members) remove(ctx context.Context, client *http.Client, learner member, gone controlplane.Machine) (bool, error) {
 	members, err := m.list(ctx, client)
 	if err != nil {
@@ -126,7 +127,7 @@ func (m Members) remove(ctx context.Context, client *http.Client, learner member
 			continue
 		}
 		if !now.IsLearner {
-			return true, nil // it is no learner any more
+			return true, nil // the member is no longer a learner
 		}
 		if err := m.call(ctx, client, "remove", map[string]string{"ID": learner.ID}, &struct{}{}); err != nil {
 			return false, err

@@ -21,16 +21,16 @@ import (
 // Name is the name of the Lease with the turn. It is in the namespace of kubejoin's other Leases.
 const Name = tokens.OwnName + "-control-plane-turn"
 
-// The annotations are the machines that wait, in JSON, and the learner in etcd.
+// Annotations of the Lease: the waiting machines in JSON, and the learner in etcd.
 const (
 	waitingAnnotation = "turn.kubejoin.io/waiting"
 	learnerAnnotation = "turn.kubejoin.io/learner"
 )
 
-// Turns stores the turn in a Lease. All replicas of kubejoin share it. It writes with the version that it has read,
-// so that only one of two machines gets the turn.
+// Turns stores the turn in a Lease. All replicas of kubejoin share it. Each write requires the version that was
+// read, so that only one of two machines gets the turn.
 type Turns struct {
-	// Client needs get, create and update on Leases in Namespace. An empty Namespace is that of the claims.
+	// Client needs get, create and update on Leases in Namespace. Empty means the namespace of the claims.
 	Client    kubernetes.Interface
 	Namespace string
 	// Etcd removes learners; nil ignores them. Then kubeadm itself waits for another learner.
@@ -39,20 +39,21 @@ type Turns struct {
 	Now func() time.Time
 
 	mu      sync.Mutex
-	renewal string        // the last renewal that this replica has seen, of any holder
-	silent  time.Duration // how long it has seen no other one
+	renewal string        // the last renewal by any holder that this replica has seen
+	silent  time.Duration // how long this replica has seen no newer renewal
 	looked  time.Time     // when it last read the Lease
 }
 
 // Etcd is usually an etcd.Members.
 type Etcd interface {
-	// RemoveLearner removes the learner that a machine left behind, and returns the peer URL of another learner; empty for
-	// none. ended means that kubeadm has ended on the machine. Otherwise, a learner whose etcd runs stays.
+	// RemoveLearner removes the learner that a machine left behind. It returns the peer URL of another learner; empty
+	// if there is none. ended means that kubeadm has ended on the machine. Without ended, a learner whose etcd runs
+	// stays.
 	RemoveLearner(ctx context.Context, gone controlplane.Machine, ended bool) (learner string, err error)
 }
 
-// maxGap is how much of the time between two reads of the Lease counts as silence of the holder. If the API server is
-// away for longer, the holder cannot renew its turn.
+// maxGap limits how much of the time between two reads of the Lease is treated as silence of the holder. During a
+// longer outage of the API server, the holder cannot renew its turn.
 const maxGap = 3 * controlplane.RetryEvery
 
 // Take asks for the turn, or renews it. It returns the state after that, and whether the machine has the turn.
@@ -72,7 +73,8 @@ func (t *Turns) Take(ctx context.Context, m controlplane.Machine) (controlplane.
 }
 
 // GiveBack gives back the turn of a machine on which kubeadm has ended, or removes it from the machines that wait.
-// Neither need exist. If kubeadm failed, its learner is removed, or the turn expires instead.
+// The machine may have no turn and may not wait. GiveBack also removes a learner that a failed kubeadm left
+// behind. If that fails, GiveBack returns the error, and the turn expires.
 func (t *Turns) GiveBack(ctx context.Context, m controlplane.Machine) error {
 	_, err := t.update(ctx, func(s controlplane.State, now time.Time) (controlplane.State, error) {
 		if t.Etcd != nil && s.Holder == m {
@@ -99,7 +101,7 @@ func (t *Turns) expired(s controlplane.State, now time.Time) bool {
 	if renewal := encodeMachine(s.Holder) + s.Renewed.Format(time.RFC3339Nano); renewal != t.renewal {
 		t.renewal, t.silent = renewal, 0
 	} else {
-		t.silent += min(max(0, now.Sub(t.looked)), maxGap) // a clock may be set back
+		t.silent += min(max(0, now.Sub(t.looked)), maxGap) // the clock may have been set back
 	}
 	t.looked = now
 	return t.silent >= controlplane.TurnDuration

@@ -51,7 +51,7 @@ type Reader struct {
 	// LeaseNamespace and LeaseName identify the leader election Lease of kubejoin's replicas; empty means the
 	// defaults.
 	LeaseNamespace, LeaseName string
-	// Timeout limits the reading of one fact; zero means DefaultTimeout. A fact that takes longer counts as unread.
+	// Timeout limits the reading of one fact; zero means DefaultTimeout. A fact that takes longer is added to Unread.
 	Timeout time.Duration
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -93,7 +93,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		r.Timeout = DefaultTimeout
 	}
 	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
-	// Concurrently. The facts that depend on the requests follow below.
+	// Read these facts concurrently. The facts that depend on the requests follow below.
 	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactRequests:    g.requests,
 		explain.FactNode:        g.node,

@@ -24,7 +24,7 @@ import (
 type object = *certificates.CertificateSigningRequest
 
 // requests reads the certificate requests for the name. The API server cannot filter by subject, so requests lists
-// all of the two signers, page by page.
+// all requests of the two signers, page by page.
 func (g *gathering) requests(ctx context.Context) error {
 	var found []object
 	for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
@@ -56,8 +56,8 @@ func (g *gathering) isFor(o object) bool {
 	return err == nil && parsed.Subject.CommonName == tokens.NodeUserPrefix+g.facts.Node
 }
 
-// newest returns the client certificate requests that can matter to the explanation: the newest one, and the newest
-// one that the node itself did not send.
+// newest returns the client certificate requests that can matter to the explanation: the newest request, and the
+// newest request that the node itself did not send.
 func (g *gathering) newest(all []object) []object {
 	var newest, other object
 	later := func(a, b object) bool {
@@ -115,7 +115,7 @@ func request(o object) api.RequestEvidence {
 }
 
 // certificate returns the issued certificate, with its writer and time from managedFields. Without an entry there,
-// the time is that of the approval.
+// the time is the time of approval.
 func certificate(o object, approved *api.RequestCondition) *api.CertificateEvidence {
 	c := &api.CertificateEvidence{Chain: pemfile.Presented(o.Status.Certificate), At: o.CreationTimestamp.Time}
 	if approved != nil {
@@ -132,14 +132,14 @@ func certificate(o object, approved *api.RequestCondition) *api.CertificateEvide
 	return c
 }
 
-// permission checks for the newest pending requests what the approver checks: whether RBAC allows automatic approval
-// for the requester.
+// permission checks, like the approver, whether RBAC allows automatic approval for the requesters of the newest
+// pending requests.
 func (g *gathering) permission(ctx context.Context) error {
 	for _, o := range g.latest {
 		if len(o.Status.Conditions) > 0 {
 			continue
 		}
-		r, _ := csr.Request(o) // with its requester, also if it is malformed
+		r, _ := csr.Request(o) // Request sets the requester even if the request is malformed
 		subresource := "nodeclient"
 		if o.Spec.Username == tokens.NodeUserPrefix+g.facts.Node {
 			subresource = "selfnodeclient"

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Rotations returns what rotates the CAs of a cluster, without ExpireTokens. pkiDir has the files of a control plane; empty
-// if there are none.
+// Rotations returns the operations that rotate the CAs of a cluster, with ExpireTokens unset. pkiDir is the folder with
+// the files of a control plane; empty if there is none.
 func Rotations(client kubernetes.Interface, pkiDir string) *operations.Rotations {
 	store, trusted := clusterstore.New(client), trustedCAs{client, pkiDir}
 	return &operations.Rotations{
@@ -45,7 +45,7 @@ func Rotations(client kubernetes.Interface, pkiDir string) *operations.Rotations
 	}
 }
 
-// caFile returns the path of a CA in kubeadm's folder, without the extension. Its error is of field ca.
+// caFile returns the path of a CA in kubeadm's folder, without the extension. Its error is about the field ca.
 func caFile(pkiDir string, ca rotation.CA) (string, error) {
 	name := map[rotation.CA]string{rotation.Cluster: "ca", rotation.FrontProxy: "front-proxy-ca", rotation.Etcd: "etcd/ca"}[ca]
 	if pkiDir == "" {
@@ -54,8 +54,8 @@ func caFile(pkiDir string, ca rotation.CA) (string, error) {
 	return filepath.Join(pkiDir, name), nil
 }
 
-// elsewhere returns the error of a command that works on another host. It is one about the request, because a retry is of no
-// use.
+// elsewhere returns the error of a command that works only on another host. The error is about the request, because a
+// retry does not help.
 func elsewhere(format string, args ...any) error {
 	return &tokens.FieldError{Field: "ca", Err: fmt.Errorf(format, args...)}
 }
@@ -81,7 +81,8 @@ func (t trustedCAs) of(ctx context.Context, ca rotation.CA) ([]*x509.Certificate
 		if err != nil || len(clients) == 0 {
 			return cas, err
 		}
-		// Others in cluster-info are for a load balancer. Hosts do not trust them for clients, so they are not replaced.
+		// Skip other CAs in cluster-info, which are for a load balancer. Hosts do not trust them for clients, so no
+		// rotation replaces them.
 		pins := clusterinfo.Pins(clients)
 		own := slices.DeleteFunc(slices.Clone(cas), func(c *x509.Certificate) bool { return !slices.Contains(pins, clusterinfo.Pin(c)) })
 		if len(own) == 0 {
@@ -100,7 +101,7 @@ func (t trustedCAs) of(ctx context.Context, ca rotation.CA) ([]*x509.Certificate
 		}
 		return cas, nil
 	}
-	path, err := caFile(t.pkiDir, ca) // no object of the API has it
+	path, err := caFile(t.pkiDir, ca) // no API object contains this CA
 	if err != nil {
 		return nil, err
 	}

@@ -35,10 +35,10 @@ import (
 	bootstrap "k8s.io/cluster-bootstrap/token/api"
 )
 
-// A Cluster is a cluster that commands work on without a kubejoin server. Its methods take and return the same as those of
-// client.Client.
+// A Cluster is a cluster that commands work on without a kubejoin server. Its methods have the arguments and results of
+// the methods of client.Client.
 type Cluster struct {
-	operations.Operations // without claims if the user may not read Leases
+	operations.Operations // Claims is nil if the user may not read Leases
 	*operations.Rotations
 	Client kubernetes.Interface
 
@@ -191,7 +191,8 @@ func (c *Cluster) ListTokens(ctx context.Context) (api.TokenList, error) {
 	return c.TokensPage(ctx, api.ListPage{})
 }
 
-// mayListTokens checks that the API server allows to list tokens: the informer of tokens would retry until the permission exists.
+// mayListTokens checks that the user may list tokens. Without the permission, the informer of tokens would retry
+// forever.
 func (c *Cluster) mayListTokens(ctx context.Context) error {
 	_, err := c.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("type", string(bootstrap.SecretTypeBootstrapToken)).String(), Limit: 1,
@@ -261,5 +262,6 @@ func (c *Cluster) ListRevocations(ctx context.Context) (api.RevocationList, erro
 	return c.RevocationsPage(ctx, api.ListPage{})
 }
 
-// builtin reports whether a signer is of Kubernetes. A kubeconfig does not say for which others kubejoin signs.
+// builtin reports whether Kubernetes defines the signer. A command with a kubeconfig does not know for which
+// other signers kubejoin signs.
 func builtin(signerName string) bool { return strings.HasPrefix(signerName, "kubernetes.io/") }

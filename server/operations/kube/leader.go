@@ -19,7 +19,7 @@ import (
 // leaderLease is the Lease for the leader election of replicas, in the namespace of claims.
 const leaderLease = tokens.OwnName
 
-// A signerState tells whether a kubejoin runs on a cluster, by its Lease.
+// A signerState has the leader Lease of kubejoin, which shows whether kubejoin runs on the cluster.
 type signerState struct {
 	lease *coordinationv1.Lease // nil: it does not exist, or known is false
 	known bool                  // false: kubejoin was not allowed to read the Lease
@@ -76,7 +76,7 @@ func (s signerState) why() string {
 	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }
 
-// warning warns of new tokens with limits if no kubejoin runs on the cluster.
+// warning returns a warning for new tokens with limits if no kubejoin runs on the cluster.
 func (s signerState) warning() tokenwarning.Warning {
 	if !s.known || s.holder() != "" {
 		return tokenwarning.None
