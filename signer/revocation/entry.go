@@ -16,11 +16,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Reason is the reason for a request that a revoked credential made.
+// Reason is the reason for refusing a request with a revoked credential.
 const Reason = "Revoked"
 
-// CredentialIDKey is the key of a user's extra under which kube-apiserver stores the ID of a credential. The ID of a
-// client certificate is "X509SHA256=" and the SHA-256 of its DER in hexadecimal digits.
+// CredentialIDKey is the key in a user's extra under which kube-apiserver stores the ID of the credential. The ID of
+// a client certificate is "X509SHA256=" and the SHA-256 of its DER in hexadecimal digits.
 const CredentialIDKey = "authentication.kubernetes.io/credential-id"
 
 const credentialPrefix = "X509SHA256="
@@ -57,7 +57,8 @@ func (f Fingerprint) String() string { return fingerprintForm + string(f) }
 // CredentialID returns the credential ID that kube-apiserver gives to a user of the certificate.
 func (f Fingerprint) CredentialID() string { return credentialPrefix + string(f) }
 
-// key returns the form that is allowed as the key of a ConfigMap. Upper case distinguishes it from a node name.
+// key returns the form that is allowed as the key of a ConfigMap. Its upper case letters distinguish it from a
+// node name.
 func (f Fingerprint) key() string { return strings.Replace(f.CredentialID(), "=", ".", 1) }
 
 // fingerprintOfKey is the inverse of Fingerprint.key.
@@ -71,8 +72,8 @@ func fingerprintOfKey(s string) (Fingerprint, bool) {
 type Subject struct {
 	// Node is the name of the node; empty if the user is not a node.
 	Node string
-	// Fingerprints are those of the client certificates that authenticated the user: one, or none if the user has
-	// another credential or the API server does not report it.
+	// Fingerprints are the fingerprints of the client certificates that authenticated the user: usually one; none
+	// if the user has another credential or the API server does not report it.
 	Fingerprints []Fingerprint
 }
 
@@ -125,7 +126,7 @@ func NodeKey(node string) (Key, error) {
 	return Key(node), nil
 }
 
-// ParseKey parses what a person writes: a node name, or a fingerprint with the prefix "sha256:".
+// ParseKey parses the input of a person: a node name, or a fingerprint with the prefix "sha256:".
 func ParseKey(s string) (Key, error) {
 	if strings.HasPrefix(strings.ToLower(s), fingerprintForm) {
 		f, err := ParseFingerprint(s)
@@ -142,7 +143,7 @@ func (k Key) String() string {
 	return string(k)
 }
 
-// maxAllowed is how many certificates an entry allows. A node needs two: the one that it uses and the next one.
+// maxAllowed is how many certificates an entry allows. A node needs two: its current certificate and the next one.
 const maxAllowed = 8
 
 // MaxReason is the maximum length of [Entry.Reason] and [Entry.By], in bytes.
@@ -153,16 +154,16 @@ type Entry struct {
 	Node        string
 	Fingerprint Fingerprint
 
-	// Since is when the entry was made. It does not matter for decisions.
+	// Since is when the entry was made. Decisions do not depend on it.
 	Since time.Time
-	// Until is when the last certificate that the entry bars has ended; zero if that is unknown. Then the entry bars
-	// until it is removed.
+	// Until is when the last certificate that the entry bars expires; zero if unknown. With zero, the entry stays in
+	// effect until it is removed.
 	Until time.Time
-	// Reason is what the operator gave, and By the user who revoked; either may be empty.
+	// Reason is the operator's reason, and By is the user who revoked; either may be empty.
 	Reason, By string
 	// TokenID is the token whose nodes were revoked together; empty for other entries.
 	TokenID string
-	// Allowed has the certificates that kubejoin has issued to the node since, with their ends.
+	// Allowed has the certificates that kubejoin has issued to the node since then, with their expirations.
 	Allowed map[Fingerprint]time.Time
 
 	// Malformed is the problem of a stored entry that cannot be read. Such an entry bars its node or certificate.
@@ -187,9 +188,10 @@ func (e Entry) Covers(c Certificate) bool {
 	return e.Node != "" && c.Node == e.Node || e.Node == "" && c.Fingerprint == e.Fingerprint
 }
 
-// End returns when the last certificate that a new entry bars has ended, or zero if cas is zero. cas is when the last CA
-// ends that may have signed one. Issued certificates count, too: they can outlive a CA that was renewed with its key. rejoin
-// is how long a node can rejoin with an expired certificate. An entry for one known certificate of a user ends with it.
+// End returns when the last certificate that a new entry bars expires; zero if cas is zero. cas is when the last CA
+// that may have signed such a certificate expires. End also considers issued certificates, which can outlive a CA that
+// was renewed with the same key. rejoin is how long a node can rejoin with an expired certificate. An entry for one
+// known certificate of a user ends when this certificate expires.
 func (e Entry) End(cas time.Time, rejoin time.Duration, issued []Certificate) time.Time {
 	end := cas
 	for _, c := range issued {
@@ -207,7 +209,7 @@ func (e Entry) End(cas time.Time, rejoin time.Duration, issued []Certificate) ti
 	return end
 }
 
-// Bars reports whether the entry bars the credential of a subject. A node without a known certificate is barred.
+// Bars reports whether the entry bars the credential of a subject. It bars a node without a known certificate.
 func (e Entry) Bars(s Subject, now time.Time) bool {
 	if e.Ended(now) {
 		return false
@@ -226,8 +228,9 @@ func (e Entry) Bars(s Subject, now time.Time) bool {
 	return len(s.Fingerprints) == 0
 }
 
-// Allow adds a certificate that kubejoin issues to the node. It drops certificates that have ended and, if there
-// are too many, those that end first. It never drops the one that the requester uses, or had before it rejoined.
+// Allow adds a certificate that kubejoin issues to the node. It drops expired certificates and, if there are too
+// many, the certificates that expire first. It never drops the certificate that the requester uses, or used
+// before it rejoined.
 func (e Entry) Allow(f Fingerprint, until time.Time, requester Subject, now time.Time) Entry {
 	e.Allowed = maps.Clone(e.Allowed)
 	if e.Allowed == nil {
@@ -264,8 +267,8 @@ func (e Entry) Message() string {
 	return what
 }
 
-// row is the JSON of an entry. The ValidatingAdmissionPolicy looks for `"X509SHA256.…":"` in it: the text of a person
-// cannot contain that, because JSON escapes quotation marks.
+// row is the JSON of an entry. The ValidatingAdmissionPolicy looks for `"X509SHA256.…":"` in it: text that a person
+// enters cannot contain it, because JSON escapes quotation marks.
 type row struct {
 	Since   time.Time         `json:"since"`
 	Until   time.Time         `json:"until,omitzero"`
@@ -293,8 +296,8 @@ func Encode(e Entry) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// Decode returns the entry of a key and a value. If the value cannot be read, the entry is malformed and bars. If the
-// key is invalid, Decode returns an error.
+// Decode returns the entry of a key and a value. If the value cannot be read, the entry is Malformed and bars its
+// node or certificate. If the key is invalid, Decode returns an error.
 func Decode(key string, value []byte) (Entry, error) {
 	var e Entry
 	if f, found := fingerprintOfKey(key); found {

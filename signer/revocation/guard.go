@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ErrNotFound is wrapped if there is no entry of a key.
+// ErrNotFound is wrapped if no entry has the key.
 var ErrNotFound = errors.New("not revoked")
 
 // ErrFull is wrapped if the store has no space for another entry.
@@ -24,20 +24,20 @@ type Store interface {
 	Get(ctx context.Context, key Key, read tokens.Read) (Entry, error)
 	// List returns all entries, sorted by key.
 	List(ctx context.Context, read tokens.Read) ([]Entry, error)
-	// Update replaces the entry of a key by what change returns, and returns that. The argument and the result of
-	// change are nil for no entry. Nothing is written if change returns its argument unchanged. Change may be called
-	// several times, each time with a newer entry, and must not change the entry in place. If change fails, Update
-	// returns its error.
+	// Update replaces the entry of a key with the result of change, and returns this result. The argument and the
+	// result of change are nil if there is no entry. Update writes nothing if change returns its argument unchanged.
+	// Update may call change several times, each time with a newer entry, and must not change the entry in place. If
+	// change fails, Update returns its error.
 	Update(ctx context.Context, key Key, change func(*Entry) (*Entry, error)) (*Entry, error)
 }
 
 // A Certificate has the facts about a certificate that revocations need.
 type Certificate struct {
-	// TokenID is the token that requested it; empty if none did.
+	// TokenID is the token that requested the certificate; empty if no token did.
 	TokenID string
-	// Requester is the node or the client certificate that requested it.
+	// Requester is the node or the client certificate that requested the certificate.
 	Requester Subject
-	// Node is the node that it is for, as a client or a server; empty for others.
+	// Node is the node that the certificate is for, as a client or a server; empty if it is not for a node.
 	Node string
 	// Serial is the serial number in lower-case hexadecimal digits.
 	Serial      string
@@ -45,7 +45,7 @@ type Certificate struct {
 	NotAfter    time.Time
 }
 
-// CertificateOf returns what revocations need of a certificate.
+// CertificateOf returns the facts about a certificate that revocations need.
 func CertificateOf(tokenID string, requester Subject, cert *x509.Certificate) Certificate {
 	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	if !found || tokens.CheckNodeName(node) != nil {
@@ -54,7 +54,7 @@ func CertificateOf(tokenID string, requester Subject, cert *x509.Certificate) Ce
 	return Certificate{TokenID: tokenID, Requester: requester, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
 }
 
-// A Guard decides which credentials are revoked. A nil Guard revokes none.
+// A Guard decides which credentials are revoked. A nil Guard revokes no credential.
 type Guard struct {
 	Store Store
 	// Now is the clock; nil is time.Now.
@@ -105,11 +105,12 @@ func (g *Guard) barring(ctx context.Context, s Subject, read tokens.Read) (*Entr
 	return nil, nil
 }
 
-// Issue must be called with each new client certificate of a node, before the certificate leaves. If the node is revoked,
-// Issue allows the certificate: it adds its fingerprint to the entry. If the entry bars the requester at that moment,
-// Issue returns it instead. If an error is returned, the certificate must not leave.
+// Issue must be called with each new client certificate of a node, before the certificate is delivered. If the node is
+// revoked, Issue allows the certificate: it adds its fingerprint to the entry. If the entry bars the requester at that
+// moment, Issue returns the entry instead. If Issue returns an entry or an error, the certificate must not be
+// delivered.
 //
-// An entry that Issue does not see bars the certificate, because it does not allow it.
+// If Issue misses a new entry, the entry bars the certificate, because it does not allow it.
 func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certificate) (*Entry, error) {
 	if g == nil {
 		return nil, nil
@@ -119,7 +120,7 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 		return nil, nil
 	}
 	read := tokens.Recent
-	if len(requester.Keys()) == 0 { // no entry bars a bootstrap token, so only a machine that comes back needs an entry
+	if len(requester.Keys()) == 0 { // no entry bars a bootstrap token itself
 		read = tokens.Cached
 	}
 	if _, err := g.Store.Get(ctx, key, read); errors.Is(err, ErrNotFound) {
@@ -159,8 +160,8 @@ func authenticates(cert *x509.Certificate) bool {
 	return false
 }
 
-// Revoke stores an entry. It replaces an earlier entry of the same key: certificates that kubejoin has issued since
-// are then revoked, too.
+// Revoke stores an entry. It replaces an earlier entry of the same key: this also revokes certificates that
+// kubejoin has issued since the earlier entry.
 func (g *Guard) Revoke(ctx context.Context, e Entry) (Entry, error) {
 	e.Since, e.Allowed = g.now().UTC().Truncate(time.Second), nil
 	stored, err := g.Store.Update(ctx, e.Key(), func(old *Entry) (*Entry, error) {
@@ -169,7 +170,7 @@ func (g *Guard) Revoke(ctx context.Context, e Entry) (Entry, error) {
 			if !next.Until.IsZero() && (old.Until.IsZero() && old.Malformed == nil || old.Until.After(next.Until)) {
 				next.Until = old.Until
 			}
-			for _, end := range old.Allowed { // now barred, too
+			for _, end := range old.Allowed { // these certificates are now barred, too
 				if !next.Until.IsZero() && end.After(next.Until) {
 					next.Until = end
 				}

@@ -19,12 +19,12 @@ import (
 // maxCerts is how many certificates each side of a rotation may have.
 const maxCerts = 10
 
-// maxPEM is how long the PEM of each side of a rotation may be, in bytes.
+// maxPEM is the maximum size of the PEM of each side of a rotation, in bytes.
 const maxPEM = 32 << 10
 
-// New returns a rotation in stage Prepare from the certificates that are trusted now to others. The first certificate of
-// fresh will sign. cross is nil, or certifies the key of that CA and is signed by one of old. The error names what is
-// wrong with a certificate. If fresh or cross is invalid, it is a [*tokens.FieldError].
+// New returns a rotation in stage Prepare, from the certificates old, which are trusted now, to the certificates fresh.
+// The first certificate of fresh will sign. cross is nil, or a certificate for the key of that CA which a CA in old has
+// signed. The error names what is wrong with a certificate. If fresh or cross is invalid, it is a [*tokens.FieldError].
 func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now time.Time) (Rotation, error) {
 	if err := ca.check(); err != nil {
 		return Rotation{}, err
@@ -69,8 +69,8 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 	return r, nil
 }
 
-// sameName reports whether two subjects are one name for RFC 5280, 7.1 and for OpenSSL: they ignore case, string type and the
-// number of spaces.
+// sameName reports whether RFC 5280 (7.1) and OpenSSL treat two subjects as the same name: they ignore case, string
+// type and the number of spaces.
 func sameName(a, b *x509.Certificate) bool {
 	fold := func(c *x509.Certificate) (attributes []string) {
 		for _, n := range c.Subject.Names {
@@ -111,8 +111,8 @@ func newID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// checkCross returns an error unless cross certifies the key of the CA fresh, is signed by one of old, and may have
-// certificates below it.
+// checkCross returns an error unless cross certifies the key of the CA fresh, a CA in old has signed it, and it may
+// have certificates below it.
 func checkCross(cross *x509.Certificate, old []*x509.Certificate, fresh *x509.Certificate) error {
 	if !bytes.Equal(cross.RawSubjectPublicKeyInfo, fresh.RawSubjectPublicKeyInfo) || !bytes.Equal(cross.RawSubject, fresh.RawSubject) {
 		return errors.New("the cross certificate is not of the subject and the key of the new CA")
@@ -134,7 +134,7 @@ func checkCross(cross *x509.Certificate, old []*x509.Certificate, fresh *x509.Ce
 	return nil
 }
 
-// constrained reports whether a CA may sign only some names.
+// constrained reports whether a CA may sign only certain names.
 func constrained(c *x509.Certificate) bool {
 	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(nameConstraints) })
 }
@@ -144,10 +144,10 @@ var (
 	nameConstraints  = asn1.ObjectIdentifier{2, 5, 29, 30} // RFC 5280, 4.2.1.10
 )
 
-// Unproven returns the certificates of this stage that a host must not trust. trusted are the CAs that it trusted before
-// the rotation. A writer of the state could add a CA to either side. So the host believes only a CA that it trusted, one
-// that pinned accepts, and a new CA with a cross certificate by a trusted one, valid at now. It also believes what a new CA
-// so proven signed.
+// Unproven returns the certificates of this stage that a host must not trust. trusted are the CAs that the host trusted
+// before the rotation. A writer of the state could add a CA to either side. So the host accepts only a CA that it
+// trusted before, a CA that pinned accepts, and a new CA with a cross certificate from a trusted CA, valid at now. It
+// also accepts CAs that such a new CA has signed.
 func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certificate) bool, now time.Time) []*x509.Certificate {
 	var proven []*x509.Certificate
 	for _, cross := range r.Cross {
@@ -155,7 +155,7 @@ func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certif
 			proven = r.New[:1]
 		}
 	}
-	for again := true; again; { // until nothing more is proven
+	for again := true; again; { // until no further CA is proven
 		again = false
 		for _, c := range r.New {
 			signed := func(by *x509.Certificate) bool { return c.CheckSignatureFrom(by) == nil }
@@ -180,15 +180,15 @@ func (r Rotation) Trusted() (all []*x509.Certificate) {
 	return all
 }
 
-// In returns which CAs of the rotation are among the given certificates. A side counts if all of its certificates are
-// there.
+// In returns which CAs of the rotation are among the given certificates. A side is included if all its certificates
+// are there.
 func (r Rotation) In(certs []*x509.Certificate) Trusted {
 	has := func(c *x509.Certificate) bool { return slices.ContainsFunc(certs, c.Equal) }
 	lacks := func(c *x509.Certificate) bool { return !has(c) }
 	return Trusted{Old: slices.ContainsFunc(r.Old, has), New: !slices.ContainsFunc(r.New, lacks), Replaced: replaced(r.Replaced, certs)}
 }
 
-// A Bundle is certificates that JSON has as one text in PEM.
+// A Bundle is a list of certificates, which JSON contains as one text in PEM.
 type Bundle []*x509.Certificate
 
 // PEM returns the certificates in PEM.
@@ -206,7 +206,7 @@ func (b *Bundle) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// check returns an error unless the bundle has a number of certificates and is not too long.
+// check returns an error unless the bundle has least to most certificates and is not too long.
 func (b Bundle) check(field string, least, most int) error {
 	if len(b) < least || len(b) > most || len(b.PEM()) > maxPEM {
 		return fmt.Errorf("%s has %d certificates and %d bytes, want %d to %d and at most %d", field, len(b), len(b.PEM()), least, most, maxPEM)

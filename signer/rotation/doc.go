@@ -1,9 +1,9 @@
-// Package rotation replaces a CA of a cluster in stages, while machines go on joining. A [Rotation] is the stored state,
-// and its methods say what each stage trusts, who signs, and which [Observation] keeps the next stage from beginning. The
-// package makes no request and changes no file.
+// Package rotation replaces a CA of a cluster in stages, while machines continue to join. A [Rotation] is the stored
+// state. Its methods say which CAs each stage trusts, which CA signs, and which [Observation] blocks the next stage.
+// The package sends no requests and changes no files.
 //
 // A rotation goes through four stages: [Prepare], [Trust], [Switch] and [Finish]. Abort goes back through the same
-// stages, one at a time, so that no client ever meets a CA that it does not trust:
+// stages, one at a time, so that no client ever sees a certificate from a CA that it does not trust:
 //
 //	stage    trusted      signs
 //	prepare  old          old

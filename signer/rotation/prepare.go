@@ -50,8 +50,9 @@ func (p PrepareRequest) begin(old []*x509.Certificate, now time.Time) (Rotation,
 	return r, key, nil
 }
 
-// certify returns the rotation with its cross certificate. A cross certificate is a CA that the cluster trusts, and nobody can
-// take it back. So a dry run certifies a copy of the new CA, whose key it forgets, and returns the rotation as it is.
+// certify returns the rotation with its cross certificate. A cross certificate is a CA that the cluster trusts, and it
+// cannot be revoked. So a dry run certifies a copy of the new CA with a key that is discarded, and returns the rotation
+// without a cross certificate.
 func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, error) {
 	if p.Cross == nil {
 		return r, nil
@@ -76,7 +77,7 @@ func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, 
 	return r, nil
 }
 
-// Lookalike returns a copy of a CA with a new key, which a dry run signs with.
+// Lookalike returns a copy of a CA with a new key, which is used for a dry run.
 func Lookalike(c *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -92,7 +93,7 @@ func Lookalike(c *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
 	return alike, key, err
 }
 
-// Matches reports whether a key is that of a certificate.
+// Matches reports whether a key belongs to a certificate.
 func Matches(key crypto.Signer, cert *x509.Certificate) bool {
 	public, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	return ok && public.Equal(cert.PublicKey)
@@ -101,12 +102,13 @@ func Matches(key crypto.Signer, cert *x509.Certificate) bool {
 // minLifetime is the shortest lifetime of a CA that Prepare makes.
 const minLifetime = 24 * time.Hour
 
-// idSuffix is what generate added to a common name.
+// idSuffix matches the ID that generate adds to a common name.
 var idSuffix = regexp.MustCompile(`-[0-9a-f]{16}$`)
 
-// generate makes a self-signed CA with a key of the kind that the old CA has. Its common name has the ID of the rotation.
-// kubeadm would call each CA "kubernetes". But a TLS handshake names CAs by their subjects, so with one name nobody could
-// see which CA a server trusts. OpenSSL finds an issuer by its subject, too, and may take the wrong one.
+// generate makes a self-signed CA with the same kind of key as the old CA. Its common name contains the ID of the
+// rotation. kubeadm would name each CA "kubernetes". But a TLS handshake names CAs by their subjects, so if both CAs
+// had the same name, nobody could see which CA a server trusts. OpenSSL also finds an issuer by its subject, and may
+// use the wrong CA.
 func (p PrepareRequest) generate(old *x509.Certificate, id string, now time.Time) ([]*x509.Certificate, crypto.Signer, error) {
 	lifetime := p.Lifetime
 	if lifetime == 0 {
@@ -130,7 +132,7 @@ func (p PrepareRequest) generate(old *x509.Certificate, id string, now time.Time
 		NotAfter:              now.Add(lifetime).UTC().Truncate(time.Second),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
-		IsCA:                  true, // so crypto/x509 sets the subject key ID
+		IsCA:                  true, // with IsCA, crypto/x509 sets the subject key ID
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -143,7 +145,7 @@ func (p PrepareRequest) generate(old *x509.Certificate, id string, now time.Time
 // backdate is for machines whose clock is slow, as in signer.GenerateCA.
 const backdate = 5 * time.Minute
 
-// sameKind returns a new key of the kind of a public key. RSA keys have 2048 to 4096 bits.
+// sameKind returns a new key of the same kind as a public key. RSA keys have 2048 to 4096 bits.
 func sameKind(public crypto.PublicKey) (crypto.Signer, error) {
 	switch k := public.(type) {
 	case *rsa.PublicKey:

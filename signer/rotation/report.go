@@ -9,23 +9,23 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
-// A Report is what 'kubejoin ca apply' did on a host for one CA. The host stores it as JSON in an annotation of its Node.
-// It is evidence, and no permission follows from it: a node that lies harms itself alone.
+// A Report is what 'kubejoin ca apply' did on a host for one CA. The host stores it as JSON in an annotation of its
+// Node. A report grants no permission. A node that sends a false report harms only itself.
 type Report struct {
-	// ID, CA, Stage and Since are those of the rotation that the host applied. Since tells a stage from the same stage
-	// after an abort.
+	// ID, CA, Stage and Since identify the state of the rotation that the host applied. Since distinguishes a stage
+	// from the same stage after an abort.
 	ID    string    `json:"id"`
 	CA    CA        `json:"ca"`
 	Stage Stage     `json:"stage"`
 	Since time.Time `json:"since"`
-	// Files are the files that depend on the CA, and More counts those that were left out.
+	// Files are the files that depend on the CA. More counts files that were omitted.
 	Files []File `json:"files,omitempty"`
 	More  int    `json:"more,omitempty"`
 	// Restart are the processes that must be restarted, because they do not read a changed file again.
 	Restart []string `json:"restart,omitempty"`
-	// Failed says why 'kubejoin ca apply' failed; then nothing else is known.
+	// Failed says why 'kubejoin ca apply' failed. The other fields are then empty.
 	Failed string `json:"failed,omitempty"`
-	// Ended is true once the rotation has ended and the host has no backup of its files any more.
+	// Ended is true if the rotation has ended and the host no longer has a backup of its files.
 	Ended bool `json:"ended,omitempty"`
 }
 
@@ -78,8 +78,9 @@ func DecodeReport(annotation string) (Report, error) {
 	return p, nil
 }
 
-// FromReport returns what the report of a node shows. annotation is its Annotation; empty if it has none. A report about
-// another state of the rotation shows only that the host is behind. After the end, a host is behind if it still has a backup.
+// FromReport returns the observations in the report of a node. annotation is the node's Annotation; empty if it has
+// none. A report about another state of the rotation shows only that the host is behind. After the end, a host is
+// behind if it still has a backup.
 func (r Rotation) FromReport(node, annotation string) []Observation {
 	next := "on " + node + ": " + r.CA.Command("apply")
 	behind := func(why string) []Observation {
@@ -102,11 +103,11 @@ func (r Rotation) FromReport(node, annotation string) []Observation {
 	case p.Stage != r.Stage || !p.Since.Equal(r.Since):
 		return behind("'kubejoin ca apply' has not run there in this stage")
 	}
-	// A host without such files has nothing to change, but it is a node of the rotation that was seen.
+	// A host without such files has nothing to change, but the rotation must know that it was observed.
 	return append([]Observation{{Kind: KindFile, Name: "report of " + node, Node: node}}, r.fromHost(node, p)...)
 }
 
-// fromHost returns what a report about the present state of the rotation shows.
+// fromHost returns the observations in a report about the current state of the rotation.
 func (r Rotation) fromHost(node string, p Report) (all []Observation) {
 	on := "on " + node + ": "
 	for _, f := range p.Files {
@@ -136,7 +137,8 @@ func (r Rotation) fromHost(node string, p Report) (all []Observation) {
 	return all
 }
 
-// orLeave returns what else to do about a file or a process; empty after the end, when no step waits for it.
+// orLeave returns the other remedy for a file or process: to leave it behind. It returns nothing after the
+// rotation has ended, because then no step waits.
 func (r Rotation) orLeave(name string) string {
 	if !r.InProgress() {
 		return ""
@@ -144,7 +146,8 @@ func (r Rotation) orLeave(name string) string {
 	return "; or if nothing needs it: " + r.CA.Command(r.Next()) + " --leave-behind-file " + safetext.Quote(name)
 }
 
-// Unfit returns what of a host does not fit the stage of the rotation, by its report: one line each, with the next step.
+// Unfit returns the things in a host's report that do not fit the stage of the rotation: one line each, with the next
+// step.
 func (r Rotation) Unfit(node string, p Report) (list []string) {
 	for _, o := range r.fromHost(node, p) {
 		if why := r.unfit(o); why != "" && (o.File == "" || !slices.Contains(r.LeftFiles, node+":"+o.File)) {

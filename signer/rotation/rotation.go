@@ -51,32 +51,32 @@ type Stage string
 // The stages, in their order.
 const (
 	Prepare Stage = "prepare" // the new CA exists, and nothing trusts it
-	Trust   Stage = "trust"   // both are trusted, the old one signs
-	Switch  Stage = "switch"  // both are trusted, the new one signs
-	Finish  Stage = "finish"  // the new one alone is trusted
+	Trust   Stage = "trust"   // both CAs are trusted, the old CA signs
+	Switch  Stage = "switch"  // both CAs are trusted, the new CA signs
+	Finish  Stage = "finish"  // only the new CA is trusted
 )
 
 var stages = []Stage{Prepare, Trust, Switch, Finish}
 
 // A Rotation is the state of the replacement of one CA. It is public: it has no key. The zero Rotation means that there
-// has been none.
+// has been no rotation.
 type Rotation struct {
-	// ID tells this rotation from earlier ones of the same CA: 16 hexadecimal digits.
+	// ID distinguishes this rotation from earlier rotations of the same CA: 16 hexadecimal digits.
 	ID    string `json:"id"`
 	CA    CA     `json:"ca"`
 	Stage Stage  `json:"stage"`
-	// Aborting is true after an abort. The stages are then left in reverse order.
+	// Aborting is true after an abort. The rotation then goes back through its stages.
 	Aborting bool `json:"aborting,omitempty"`
-	// Old are the certificates that were trusted before. New are those that will be trusted, and the first one of them is the
-	// CA that will sign.
+	// Old are the certificates that were trusted before. New are the certificates that will be trusted; the first one
+	// is the CA that will sign.
 	Old Bundle `json:"old"`
 	New Bundle `json:"new"`
-	// Cross is the cross certificate, which the old CA signed for the key of the new CA; empty without one. It proves to hosts
-	// that a holder of the old key made this rotation, and lets a client that knows only the old CA verify certificates of the
-	// new one.
+	// Cross is the cross certificate, which the old CA signed for the key of the new CA; empty if there is none. It
+	// proves to hosts that a holder of the old key made this rotation. With it, a client that knows only the old CA can
+	// verify certificates of the new CA.
 	Cross Bundle `json:"cross,omitempty"`
-	// HasKey is true if the key of the new CA is stored, encrypted, until the rotation ends. Otherwise the operator brings
-	// it to the hosts.
+	// HasKey is true if the key of the new CA is stored, encrypted, until the rotation ends. Otherwise the operator
+	// copies the key to the hosts.
 	HasKey bool `json:"hasKey,omitempty"`
 
 	Started time.Time `json:"started"`
@@ -84,8 +84,8 @@ type Rotation struct {
 	Since time.Time `json:"since"`
 	// Nodes is how many nodes the cluster had when the stage began; zero without a cluster. See [Rotation.Start].
 	Nodes int `json:"nodes,omitempty"`
-	// Settled is when clients were first seen with the files of this stage. Without a cross certificate, the next stage waits
-	// from then on until clients have read them. It is zero until a step needs it.
+	// Settled is when kubejoin first observed that all hosts have the files of this stage. Without a cross certificate,
+	// the next stage waits from this time until clients have read the files. It is zero until a step needs it.
 	Settled time.Time `json:"settled,omitzero"`
 	// Trusting is when the stage Trust began, from which on join commands pin both CAs; zero before.
 	Trusting time.Time `json:"trusting,omitzero"`
@@ -93,26 +93,27 @@ type Rotation struct {
 	Finishing time.Time `json:"finishing,omitzero"`
 	// Ended is when the last stage was complete; zero while the rotation is in progress.
 	Ended time.Time `json:"ended,omitzero"`
-	// LeftBehind are the nodes that the operator has given up for this rotation, and LeftFiles files of nodes, as NODE:PATH.
+	// LeftBehind are the nodes, and LeftFiles the files as NODE:PATH, that the operator has left behind in this
+	// rotation.
 	LeftBehind []string `json:"leftBehind,omitempty"`
 	LeftFiles  []string `json:"leftFiles,omitempty"`
-	// Replaced are the CAs that earlier rotations took out of use, the last ones, until they expire.
+	// Replaced are the latest CAs that earlier rotations took out of use, until they expire.
 	Replaced []Replaced `json:"replaced,omitempty"`
 }
 
-// A Replaced is a CA that a rotation took out of use: the old one, or the new one after an abort.
+// A Replaced is a CA that a rotation took out of use: the old CA or, after an abort, the new CA.
 type Replaced struct {
-	// Rotation is the ID of that rotation.
+	// Rotation is the ID of the rotation that took the CA out of use.
 	Rotation string `json:"rotation"`
 	// Pin is empty once the CA has expired, or is in use again.
 	Pin      string    `json:"pin,omitempty"`
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// maxReplaced is how many replaced CAs a rotation knows.
+// maxReplaced is how many replaced CAs a rotation stores.
 const maxReplaced = 16
 
-// gone returns the CAs that this rotation, if it has ended, and earlier ones took out of use.
+// gone returns the CAs that earlier rotations and, if it has ended, this rotation took out of use.
 func (r Rotation) gone() []Replaced {
 	if r.ID == "" || r.InProgress() {
 		return r.Replaced
@@ -128,11 +129,11 @@ func (r Rotation) gone() []Replaced {
 	return gone
 }
 
-// Outdated reports whether a rotation took one of the certificates out of use. A replica or a host that still has it was left
-// behind.
+// Outdated reports whether a rotation took one of the certificates out of use. A replica or host that still has such a
+// certificate was left behind.
 func (r Rotation) Outdated(certs ...*x509.Certificate) bool { return replaced(r.gone(), certs) }
 
-// Gone returns the pins of the CAs that this rotation, if it has ended, and earlier ones took out of use.
+// Gone returns the pins of the CAs that earlier rotations and, if it has ended, this rotation took out of use.
 func (r Rotation) Gone() (pins []string) {
 	for _, g := range r.gone() {
 		if g.Pin != "" {
@@ -148,12 +149,12 @@ func replaced(gone []Replaced, certs []*x509.Certificate) bool {
 	})
 }
 
-// Past reports whether the rotation with an ID is an earlier one than this, and has ended.
+// Past reports whether the ID is the ID of an earlier rotation, which has ended.
 func (r Rotation) Past(id string) bool {
 	return slices.ContainsFunc(r.Replaced, func(g Replaced) bool { return g.Rotation == id })
 }
 
-// succeed adds which CAs the rotations before took out of use.
+// succeed adds the CAs that before and earlier rotations took out of use.
 func (r *Rotation) succeed(before Rotation, now time.Time) {
 	gone, used := before.gone(), clusterinfo.Pins(r.At(Switch).Trusted())
 	r.Replaced = slices.Clone(gone[max(0, len(gone)-maxReplaced):])
@@ -170,10 +171,10 @@ func (r Rotation) At(stage Stage) Rotation {
 	return r
 }
 
-// InProgress reports whether the rotation has begun and not ended.
+// InProgress reports whether the rotation has begun and has not ended.
 func (r Rotation) InProgress() bool { return r.ID != "" && r.Ended.IsZero() }
 
-// Changed returns when the stage began, or when the rotation ended; zero if there has been none.
+// Changed returns when the stage began, or when the rotation ended; zero if there has been no rotation.
 func (r Rotation) Changed() time.Time {
 	if r.Ended.IsZero() {
 		return r.Since
@@ -192,24 +193,27 @@ func (r Rotation) SignsNew() bool { return r.Stage == Switch || r.Stage == Finis
 
 // An Observation describes one thing that a rotation has to change.
 type Observation struct {
-	// Kind is the kind of the thing, and Name its name, for example KindAPIServer and "192.0.2.11:6443".
+	// Kind is the kind of the thing, and Name is its name, for example KindAPIServer and "192.0.2.11:6443".
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`
-	// Node is the node that the thing belongs to; empty if it belongs to none. File is the path of a file there.
+	// Node is the node that the thing belongs to; empty if it belongs to none. File is the path of a file on
+	// that node.
 	Node string `json:"node,omitempty"`
 	File string `json:"file,omitempty"`
-	// Trusts are the CAs that it trusts; nil if that does not apply or was not seen.
+	// Trusts are the CAs that the thing trusts; nil if that does not apply or was not observed.
 	Trusts *Trusted `json:"trusts,omitempty"`
-	// From is the CA that its certificates are from; empty if that does not apply or was not seen.
+	// From is the CA that issued its certificates; empty if that does not apply or was not observed.
 	From From `json:"from,omitempty"`
 	// Until is when the last certificate from the old CA expires; zero if unknown.
 	Until time.Time `json:"until,omitzero"`
-	// Unseen says why it could not be seen, and Next the command that shows or mends it, with its host.
+	// Unseen says why the thing could not be observed. Next is the command that shows or corrects it, with the
+	// host to run it on.
 	Unseen string `json:"unseen,omitempty"`
 	Next   string `json:"next,omitempty"`
-	// Off is true if the node is not ready, so that it cannot be seen now.
+	// Off is true if the node is not ready, so that it cannot be observed now.
 	Off bool `json:"off,omitempty"`
-	// Optional is true if it holds up no stage, because it can never be seen from here. Next shows it.
+	// Optional is true if the observation blocks no stage, because kubejoin can never make it from here. Next
+	// shows the state.
 	Optional bool `json:"optional,omitempty"`
 }
 
@@ -218,7 +222,7 @@ type Kind string
 
 // Kinds of observations.
 const (
-	// The next three: the certificate that a server serves, and the client CAs that it names.
+	// The next three are servers: the certificate that a server presents, and the client CAs that it names.
 	KindAPIServer Kind = "api-server"
 	KindKubelet   Kind = "kubelet"
 	KindEtcd      Kind = "etcd"
@@ -236,18 +240,18 @@ const (
 	KindToken       Kind = "token"        // a token whose join command pins only one of the CAs
 	KindServer      Kind = "kubejoin"     // a replica of kubejoin
 	KindSigner      Kind = "other-signer" // another signer of the cluster that would break
-	KindState       Kind = "state"        // what hosts read of the rotation
+	KindState       Kind = "state"        // the copy of the rotation that hosts read
 )
 
-// Trusted says which of the two CAs of a rotation something trusts, and whether it trusts one that an earlier rotation took
-// out of use.
+// Trusted says which of the two CAs of a rotation a thing trusts, and whether it trusts a CA that an earlier rotation
+// took out of use.
 type Trusted struct {
 	Old      bool `json:"old"`
 	New      bool `json:"new"`
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// From is the CA that a certificate is from.
+// From is the CA that issued a certificate.
 type From string
 
 // The values of From. A certificate of a third CA does not matter to the rotation.
@@ -257,7 +261,7 @@ const (
 	FromOther From = "other"
 )
 
-// Behind says what keeps a stage from beginning.
+// A Behind is a thing that blocks a stage.
 type Behind struct {
 	Observation
 	// Why is a sentence without a full stop, for example `kubelet worker-4 does not trust the new CA`.
@@ -288,7 +292,8 @@ func (e *NotReady) Error() string {
 	return text
 }
 
-// only returns the names of the things of a kind that alone keep a step from success; none if there is anything else.
+// only returns the names of the observations that block a step, if all of them are of this kind. Otherwise it returns
+// none.
 func only(kind Kind, err error) []string {
 	var notReady *NotReady
 	if !errors.As(err, &notReady) {
@@ -310,7 +315,7 @@ const maxNamed = 5
 // Unwrap returns a [tokens.Refusal].
 func (e *NotReady) Unwrap() error { return &tokens.Refusal{Reason: "not-ready", Message: e.Error()} }
 
-// WrongStep is the reason of a step that is not possible in the present stage. Nothing has changed.
+// WrongStep is the reason for refusing a step that is not possible in the current stage. Nothing has changed.
 const WrongStep = "wrong-stage"
 
 func wrongStep(format string, args ...any) error {
@@ -321,9 +326,9 @@ func wrongStep(format string, args ...any) error {
 var ErrNone error = &tokens.Refusal{Reason: "no-rotation", Message: "no rotation in progress; 'kubejoin ca prepare' begins one"}
 
 // Advance returns the rotation in the given stage, which must be its stage or the next one. It returns NotReady if an
-// observation keeps the stage from beginning, or if clients need time. In the second case, Settled may have changed.
-// Advance to the present stage changes nothing, with one exception: in the stage Finish it ends the rotation once nothing
-// trusts the old CA any more.
+// observation blocks the stage, or if clients need time. In the second case, Settled may have changed. Advance to the
+// current stage changes nothing, with one exception: in the stage Finish it ends the rotation once nothing trusts the
+// old CA any more.
 func (r Rotation) Advance(to Stage, seen []Observation, now time.Time) (Rotation, error) {
 	switch {
 	case !r.InProgress():
@@ -362,7 +367,7 @@ func (r Rotation) enter(stage Stage, seen []Observation, now time.Time) Rotation
 	return r
 }
 
-// countNodes returns how many nodes were seen.
+// countNodes returns the number of nodes in the observations.
 func countNodes(seen []Observation) int {
 	nodes := map[string]struct{}{}
 	for _, o := range seen {
@@ -373,8 +378,8 @@ func countNodes(seen []Observation) int {
 	return len(nodes)
 }
 
-// Rereads is how long clients need to use a changed CA file: client-go reads it again after 5 minutes, and the kubelet
-// updates kube-root-ca.crt in pods in up to 90 seconds.
+// Rereads is how long clients may take to use a changed CA file: client-go re-reads the file after 5 minutes, and the
+// kubelet updates kube-root-ca.crt in pods in up to 90 seconds.
 const Rereads = 7 * time.Minute
 
 // settle returns NotReady until clients have read the files of this stage. The first call begins the wait.
@@ -392,7 +397,7 @@ func (r *Rotation) settle(doing string, now time.Time) error {
 	}}}
 }
 
-// Abort goes back by one stage, or ends the rotation if that stage is Prepare already. It returns NotReady like Advance.
+// Abort goes back by one stage, or ends the rotation if the stage is Prepare. It returns NotReady like Advance.
 func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
 	if !r.InProgress() {
 		return r, ErrNone
@@ -400,7 +405,7 @@ func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
 	if behind := r.behind(abort, r.abortNeeds(), seen); len(behind) > 0 {
 		return r, &NotReady{abort, behind}
 	}
-	if r.Stage == Switch && r.Aborting { // hosts were in finish, and the new CA has not certified the old one
+	if r.Stage == Switch && r.Aborting { // hosts were in stage finish, and the new CA has not certified the old CA
 		if err := r.settle(abort, now); err != nil {
 			return r, err
 		}
@@ -413,7 +418,7 @@ func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
 	return r.enter(stages[slices.Index(stages, r.Stage)-1], seen, now), nil
 }
 
-// Pending returns what keeps the step that comes next from success. After the end, it returns the hosts that are behind.
+// Pending returns what blocks the next step. After the end, it returns the hosts that are behind.
 func (r Rotation) Pending(seen []Observation) []Behind {
 	switch {
 	case !r.InProgress() && len(seen) == 0:
@@ -432,8 +437,8 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 	}[r.Stage], seen)
 }
 
-// abortNeeds returns what Abort needs. The first abort of a rotation finds nothing of a later stage, so it need not see
-// everything. After that, hosts may still have what a later stage did.
+// abortNeeds returns what Abort needs. At the first abort, no host can have files of a later stage, so Abort need not
+// see every host. At later aborts, hosts may still have files of a later stage.
 func (r Rotation) abortNeeds() needs {
 	return map[Stage]needs{
 		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                   // ends
@@ -479,14 +484,16 @@ type needs struct {
 	tokensNew, tokensOld bool
 	// No other signer would break.
 	noOther bool
-	// Everything was seen, and each process has read its files; or on each node with an API server or etcd.
+	// seen: everything was observed, and each process has read its files. seenServers: the same, but only on
+	// nodes with an API server or etcd.
 	seen, seenServers bool
-	// Each node is ready, so that it can be seen; or each with an API server or etcd.
+	// ready: each node is ready, so that it can be observed. readyServers: each node with an API server or etcd
+	// is ready.
 	ready, readyServers bool
 }
 
-// behind returns the observations that do not fulfil the needs of a step. A node that the operator left behind counts for
-// nothing.
+// behind returns the observations that do not fulfil the needs of a step. It ignores nodes and files that the operator
+// left behind.
 func (r Rotation) behind(step string, need needs, seen []Observation) []Behind {
 	var all []Behind
 	if len(seen) == 0 && need != (needs{}) {
@@ -576,7 +583,7 @@ func (o Observation) lacks(need needs) string {
 	return ""
 }
 
-// Fits reports whether an observation shows what the stage wants. Fields that it does not show fit.
+// Fits reports whether an observation fits the stage. An empty field of the observation always fits.
 func (r Rotation) Fits(o Observation) bool {
 	return r.unfit(o) == ""
 }
@@ -589,10 +596,10 @@ func (r Rotation) unfit(o Observation) string {
 	})
 }
 
-// maxLeftBehind is how many nodes, and files, a rotation may leave behind.
+// maxLeftBehind is the maximum number of nodes, and of files, that a rotation may leave behind.
 const maxLeftBehind = 500
 
-// leave returns the rotation without the given nodes and files, which must be among those that were seen.
+// leave returns the rotation with the given nodes and files left behind. All of them must have been observed.
 func (r Rotation) leave(nodes, files []string, seen []Observation) (Rotation, error) {
 	for _, list := range []struct {
 		field, what string
@@ -618,9 +625,9 @@ func (r Rotation) leave(nodes, files []string, seen []Observation) (Rotation, er
 	return r, nil
 }
 
-// Find returns which CA of the rotation a chain of certificates, leaf first, is from. The first certificate that is a CA of
-// the rotation, or that one signed, decides: a cross-signed chain leads to both. Find returns an empty From for an empty chain,
-// and for one of more than 10 certificates.
+// Find returns which CA of the rotation issued a chain of certificates, whose leaf is first. The first certificate that
+// is a CA of the rotation, or that such a CA signed, decides: a cross-signed chain leads to both CAs. Find returns an
+// empty From for an empty chain, and for more than 10 certificates.
 func (r Rotation) Find(chain []*x509.Certificate) From {
 	if len(chain) == 0 || len(chain) > maxCerts {
 		return ""
@@ -640,12 +647,13 @@ func (r Rotation) Find(chain []*x509.Certificate) From {
 	return FromOther
 }
 
-// MaxSize is how long the JSON of a rotation may be, in bytes. A ConfigMap has room for that of each CA.
+// MaxSize is the maximum size of the JSON of a rotation, in bytes. One ConfigMap can hold the JSON of a
+// rotation of every CA.
 const MaxSize = 256 << 10
 
 var idForm = regexp.MustCompile(`\A[0-9a-f]{16}\z`)
 
-// check returns an error unless the rotation is one that this package made.
+// check returns an error unless this package could have made the rotation.
 func (r Rotation) check() error {
 	if err := r.CA.check(); err != nil {
 		return err

@@ -35,15 +35,15 @@ const (
 
 const selector = Label + "=true"
 
-// MaxNew is how large a ConfigMap may be, in bytes of keys and values, for a new entry. The API server allows 1 MiB.
-// The rest is for the certificates that entries allow later.
+// MaxNew is the maximum size of a ConfigMap for a new entry, in bytes of keys and values. The API server allows 1
+// MiB. The rest is for the certificates that entries allow later.
 const MaxNew = 512 << 10
 
-// NearlyFull is how full a ConfigMap may be before somebody has to act, see [Fill].
+// NearlyFull is the result of [Fill] at which an operator has to act.
 const NearlyFull = 0.8
 
-// Fill returns how full a ConfigMap of revocations is: 1 or more if it takes no new entry. Entries that have ended do not
-// count, because the next write drops them.
+// Fill returns how full a ConfigMap of revocations is: 1 or more if it takes no new entry. Fill ignores entries that
+// have ended, because the next write drops them.
 func Fill(m *corev1.ConfigMap, now time.Time) float64 {
 	size := 0
 	for key, value := range m.Data {
@@ -95,14 +95,15 @@ func Open(ctx context.Context, client kubernetes.Interface, namespace string, lo
 	l.cache = kubecache.Open(ctx, client, labelled{l.maps}, "", kubecache.Config[*corev1.ConfigMap, cachedMap]{
 		What: "revocations",
 		Decode: func(m *corev1.ConfigMap) (cachedMap, error) {
-			m.BinaryData = nil // nothing reads it
+			m.BinaryData = nil // kubejoin does not read it
 			return cachedMap{l.decode(m, true), m}, nil
 		},
 		Log: log,
 	})
 	l.fresh = freshness.Freshness{
 		What: "revocations", Log: log,
-		// Without the selector: a ConfigMap that somebody took the label from is not missing, but read live.
+		// List without the selector. A ConfigMap that has lost its label is then not treated as missing, but
+		// read live.
 		Prove: func() (freshness.Current, error) {
 			return freshness.ListVersions(ctx, client, namespace, "configmaps", "labelSelector", "")
 		},
@@ -124,8 +125,8 @@ func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.
 	return l.ConfigMapInterface.Watch(ctx, options)
 }
 
-// decode returns the entries of a ConfigMap. It ignores entries that are in another ConfigMap than their key says:
-// Update would not find them.
+// decode returns the entries of a ConfigMap. It ignores an entry whose key belongs to another ConfigMap: Update
+// would not find the entry.
 func (l *List) decode(m *corev1.ConfigMap, warn bool) map[revocation.Key]revocation.Entry {
 	entries := make(map[revocation.Key]revocation.Entry, len(m.Data))
 	for key, value := range m.Data {
@@ -193,7 +194,7 @@ func (l *List) shard(ctx context.Context, name string, read tokens.Read) (map[re
 func (l *List) List(ctx context.Context, read tokens.Read) ([]revocation.Entry, error) {
 	var all []revocation.Entry
 	if read != tokens.Cached {
-		list, err := l.maps.List(ctx, metav1.ListOptions{}) // also one that somebody took the label from
+		list, err := l.maps.List(ctx, metav1.ListOptions{}) // includes a ConfigMap that has lost its label
 		if err != nil {
 			return nil, err
 		}

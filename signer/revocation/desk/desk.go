@@ -1,5 +1,6 @@
-// Package desk has the policy of revoking: what a request to revoke a node, a certificate or a token is about, until
-// when, and in which order. A [Revoker] stores the entries in a [revocation.Guard]. docs/revocation.md describes the policy.
+// Package desk has the policy of revocation: what a request to revoke a node, a certificate or a token revokes, until
+// when, and in which order. A [Revoker] stores the entries in a [revocation.Guard]. docs/revocation.md describes the
+// policy.
 package desk
 
 import (
@@ -31,28 +32,30 @@ type Revoker struct {
 	ClusterInfo interface {
 		Config(ctx context.Context) (kubeconfig []byte, err error)
 	}
-	// Claims stores the claims, by which the nodes of a token are found. With nil, the Revoker finds nodes by their
-	// certificates alone.
+	// Claims stores the claims, by which the Revoker finds the nodes of a token. With nil, the Revoker finds nodes
+	// only by their certificates.
 	Claims tokens.Claims
 	// IssuanceRecord is the issuance record. With nil, the Revoker knows only certificates that Requested returns.
 	IssuanceRecord issuance.Store
-	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
-	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if an Authority
+	// Requested returns recently issued certificates with the tokens that requested them, in addition to
+	// IssuanceRecord. They are usually from the cluster's CertificateSigningRequests. It is required if an Authority
 	// signs requests with objects. Nil means none.
 	Requested func(ctx context.Context) ([]revocation.Certificate, error)
-	// Withdraw ends the approved requests for which revoked returns true and that have no certificate: a replica that has
-	// looked for revocations earlier may be about to write it. revoked gets a TokenID and a Requester alone. Withdraw is
-	// required with Requested.
+	// Withdraw makes approved requests fail that have no certificate and for which revoked returns true: a replica that
+	// read the revocations earlier may be about to write the certificate. The Certificate that revoked gets has only
+	// TokenID and Requester. Withdraw is required with Requested.
 	Withdraw func(ctx context.Context, revoked func(revocation.Certificate) bool) error
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
-	// ClientCAs returns the CAs of client certificates that kube-apiserver accepts. Nil: there is no API server.
+	// ClientCAs returns the CAs of client certificates that kube-apiserver accepts. Nil means that there is no
+	// API server.
 	ClientCAs func(ctx context.Context) ([]*x509.Certificate, error)
 	// Lifetime returns how long any certificate may still be valid, in addition to what the CAs of cluster-info and
 	// ClientCAs say. It is usually MaxRemainingLifetime of an Authority. Nil adds nothing.
 	Lifetime func() time.Duration
-	// RejoinWindow is how long a node may rejoin with a certificate that has expired. Revocations last that much longer.
+	// RejoinWindow is how long a node may rejoin with a certificate that has expired. Revocations last longer by
+	// RejoinWindow.
 	RejoinWindow time.Duration
 }
 
@@ -61,38 +64,39 @@ type Order struct {
 	Node string
 	// Serial is the serial number of a certificate, in hexadecimal digits.
 	Serial string
-	// Fingerprint is that of a certificate, in any form of [revocation.ParseFingerprint].
+	// Fingerprint is the fingerprint of a certificate, in any form that [revocation.ParseFingerprint] accepts.
 	Fingerprint string
-	// TokenID is a token. All that was issued on it is revoked, and the token is deleted.
+	// TokenID is the ID of a token. Revoke revokes all certificates that were issued on the token, and deletes it.
 	TokenID string
-	// Reason is why, and By the user who revokes; either may be empty. Locked-out machines see the reason.
+	// Reason is the reason of the revocation, and By is the user who revokes; either may be empty. Revoked
+	// machines see the reason.
 	Reason, By string
-	// DryRun makes Revoke change nothing and return what it would return.
+	// DryRun makes Revoke change nothing, and return the result that it would have.
 	DryRun bool
 }
 
 // A Result is what [Revoker.Revoke] has revoked.
 type Result struct {
-	// Entries are as stored, sorted by key. If Revoke fails, they are those that were stored nevertheless.
+	// Entries are the stored entries, sorted by key. If Revoke fails, they are the entries that it stored before.
 	Entries []revocation.Entry
-	// Warnings are for the person who revokes. [NoEnd] is one of them if an entry has no end.
+	// Warnings are for the person who revokes. They include [NoEnd] if an entry has no end.
 	Warnings []string
-	// EndUnknown is why the Revoker could not read when the last certificate ends. The entries then have no end. It is
-	// nil if the end is known.
+	// EndUnknown is why the Revoker could not determine when the last certificate expires. The entries then have no
+	// end. It is nil if this time is known.
 	EndUnknown error
 
 	end    time.Time                       // when the last certificate of a node expires; zero if it is unknown
-	before map[revocation.Fingerprint]bool // issued to the requesters that Entries bar before these were stored
+	before map[revocation.Fingerprint]bool // certificates issued to the revoked requesters before Entries were stored
 	unseen error                           // why before could not be read
 }
 
-// NoEnd is the warning of a [Result] with an entry that has no end.
+// NoEnd is the warning in a [Result] for an entry without an end.
 const NoEnd = "kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'"
 
 // notLooked is the warning of a revoked node whose requests cannot be read.
 const notLooked = "kubejoin cannot read or withdraw the certificate requests now: a certificate of another name that the node has just got stays valid"
 
-// add adds a later Result. Its entries replace those of the same key.
+// add adds a later Result. Its entries replace entries with the same key.
 func (r *Result) add(late Result) {
 	r.Entries = append(late.Entries, r.Entries...)
 	slices.SortStableFunc(r.Entries, func(a, b revocation.Entry) int { return cmp.Compare(a.Key(), b.Key()) })
@@ -111,8 +115,8 @@ func invalid(field, format string, args ...any) error {
 	return &tokens.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
 }
 
-// Check returns an error if the request is invalid: a [*tokens.FieldError] with a field of the HTTPS API. Revoke checks
-// names of nodes and certificates as well.
+// Check returns an error if the request is invalid: a [*tokens.FieldError] with a field of the HTTPS API. Revoke also
+// checks the names of nodes and the certificates.
 func (r Order) Check() error {
 	if len(r.Reason) > revocation.MaxReason {
 		return invalid("reason", "has %d bytes, want at most %d", len(r.Reason), revocation.MaxReason)
@@ -135,8 +139,8 @@ func (r Order) Check() error {
 }
 
 // Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
-// [*tokens.FieldError] with a field of the HTTPS API. All others wrap a [*tokens.Refusal], or the error of ctx. If a token was disabled before the
-// failure, the error is an [*Incomplete].
+// [*tokens.FieldError] with a field of the HTTPS API. All other errors wrap a [*tokens.Refusal], or the error of ctx.
+// If a token was disabled before the failure, the error is an [*Incomplete].
 func (d *Revoker) Revoke(ctx context.Context, r Order) (Result, error) {
 	if err := r.Check(); err != nil {
 		return Result{}, err
@@ -149,10 +153,10 @@ func (d *Revoker) Revoke(ctx context.Context, r Order) (Result, error) {
 	return result, refusal(err)
 }
 
-// refusal returns an error of a Revoker, with an error of the stores of tokens and claims as a refusal. One of a caller who has
-// gone says nothing about the stores.
+// refusal returns the error of a Revoker, and converts errors of the stores of tokens and claims to refusals. It
+// returns context.Canceled unchanged: a caller that disconnects is not a failure of the stores.
 func refusal(err error) error {
-	// Errors of stores may wrap a FieldError: that is about a stored record.
+	// Do not unwrap a FieldError: errors of stores may wrap a FieldError about a stored record.
 	if _, invalid := err.(*tokens.FieldError); err == nil || invalid || errors.As(err, new(*tokens.Refusal)) || errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -164,12 +168,12 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
+	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only determine when the revocation ends
 	result, err := d.revoke(ctx, r, []revocation.Entry{e}, nil, known, unknown)
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
-		case r.Node != "" && ctx.Err() == nil: // the entry bars all client certificates of the node that it does not allow
+		case r.Node != "" && ctx.Err() == nil: // certificates under other names: the entry itself bars those of the node
 			result.Warnings, err = append(result.Warnings, notLooked), nil
 		default:
 			err = &Incomplete{Err: refusal(err)}
@@ -208,7 +212,7 @@ func (d *Revoker) List(ctx context.Context) ([]revocation.Entry, error) {
 	return entries, nil
 }
 
-// listError returns the Error of a failed read or write of the list of revocations.
+// listError converts the error of a read or write of the revocations.
 func listError(err error) error {
 	switch {
 	case errors.Is(err, revocation.ErrFull):
@@ -255,8 +259,9 @@ func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revoc
 	return warnings
 }
 
-// admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
-// authenticate. issued has certificates of the node. It reads each token live, because a list may lag behind a deletion.
+// admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and
+// can authenticate. issued are certificates of the node. admittedBy reads each token live, because a list may lag
+// behind a deletion.
 func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
@@ -294,12 +299,13 @@ func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocati
 	return claim, working, nil
 }
 
-// CheckRelease refuses to release the name of a revoked node if that gives a slot back to a token that still works. A claim that was
-// made after the revocation is that of a machine that came back. The error is a [*tokens.Refusal].
+// CheckRelease refuses to release the name of a revoked node if the release frees a slot of a token that still works.
+// It allows the release of a claim that was made after the revocation, by a machine that has joined again. The error is
+// a [*tokens.Refusal].
 func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	key, err := revocation.NodeKey(node)
 	if err != nil {
-		return nil // the release refuses it
+		return nil // the release itself refuses an invalid name
 	}
 	e, err := d.Guard.Store.Get(ctx, key, tokens.Live)
 	switch {
@@ -321,8 +327,8 @@ func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	return nil
 }
 
-// nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be
-// misspelt, or its Node was deleted.
+// nodeWarnings returns a warning if no Node has the name or, without a cluster, if no claim and no certificate
+// has it. The name may be misspelt, or its Node was deleted.
 func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	if d.Node == nil {
 		if d.Claims == nil || d.IssuanceRecord == nil {
@@ -342,8 +348,8 @@ func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// revoke stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
-// that may be among those that the entries bar; unknown is why they could not be read.
+// revoke stores entries and returns what is stored. An entry that is also in kept is not changed. known are
+// certificates that the entries may bar; unknown is why they could not be read.
 func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
 	result := Result{before: map[revocation.Fingerprint]bool{}}
 	if len(entries) == 0 {
@@ -365,14 +371,14 @@ func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entr
 	return result, d.store(ctx, r, &result, entries, kept, known)
 }
 
-// store stores entries and adds what is stored to the result. If an entry cannot be stored, the others are stored
-// nevertheless.
+// store stores entries and adds what is stored to the result. If an entry cannot be stored, store still stores
+// the other entries.
 func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate) (err error) {
 	var errs []error
 	for _, e := range entries {
 		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(result.end, d.RejoinWindow, known)
 		old, found := kept[e.Key()]
-		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero is no end
+		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero: no end
 			e = old
 		} else if !r.DryRun {
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
@@ -391,18 +397,18 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// views is how long after an entry was stored a replica may not see it yet, or a response may be on its way whose last look
-// took a second: half a second more.
+// views is how long after an entry was stored a replica may still use an older view, or send a certificate that it has
+// checked against an older view. The last check before a response takes at most a second. Half of that is added.
 const views = tokens.MaxAge + time.Second/2
 
-// settle waits until all replicas see these entries. Then it withdraws the requests of the requesters that they bar, and revokes
-// what was issued to them meanwhile, until there is no more.
+// settle waits until all replicas see these entries. Then it withdraws the requests of the barred requesters, and
+// revokes certificates that were issued to them meanwhile. It repeats this until there are no new certificates.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
 	for len(entries) > 0 {
 		if err := cmp.Or(loop.Sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
 			return err
 		}
-		stored, err := d.List(ctx) // they may allow certificates now, for a machine that has joined again
+		stored, err := d.List(ctx) // re-read: they may now allow certificates of a machine that has joined again
 		if err != nil {
 			return err
 		}
@@ -416,7 +422,7 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 			return err
 		}
 		var late []revocation.Entry
-		for all := entries; ; { // what was issued on these in turn, too
+		for all := entries; ; { // and certificates that were requested with these certificates
 			next := slices.DeleteFunc(notBarred(issued, all), func(c revocation.Certificate) bool { return result.before[c.Fingerprint] })
 			if len(next) == 0 {
 				break
@@ -439,8 +445,8 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 // endTimeout limits how long a revocation waits for the CAs: the cache of an object that the user may not read never fills.
 const endTimeout = 5 * time.Second
 
-// lastEnd returns when the last CA ends that may have signed a certificate of a node: those of cluster-info, of
-// kube-apiserver's clients and of kubejoin's signers.
+// lastEnd returns when the last CA expires that may have signed a certificate of a node. These are the CAs of
+// cluster-info, of kube-apiserver's clients and of kubejoin's signers.
 func (d *Revoker) lastEnd(ctx context.Context) (end time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()

@@ -1,12 +1,13 @@
 package desk
 
-// Reasons of the [tokens.Refusal] of a [Revoker]. Errors of the stores of tokens and claims have those of package mint.
+// Reasons of the [tokens.Refusal] of a [Revoker]. Errors of the stores of tokens and claims have the reasons of package
+// mint.
 const (
 	// NotIssued: no certificate with the serial number is known.
 	NotIssued = "not-issued"
-	// NoToken: there is no such token, and no certificate that was issued on it.
+	// NoToken: the token does not exist, and no certificate was issued on it.
 	NoToken = "no-token"
-	// NotRevoked: there is no such entry.
+	// NotRevoked: the node or certificate is not revoked.
 	NotRevoked = "not-revoked"
 	// TokenWorks: a release gives a slot back to a token that admitted a revoked node and still works.
 	TokenWorks = "token-works"
@@ -22,9 +23,9 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable, but may not have revoked
-// all that was issued meanwhile. To complete it, revoke again. What was issued on a certificate in the last hour is then
-// revoked, too.
+// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable, but may not have
+// revoked all certificates that were issued meanwhile. To complete the revocation, revoke again. This also revokes
+// certificates of the last hour that were requested with a revoked certificate.
 type Incomplete struct {
 	TokenID string // empty for a node or a certificate
 	Err     error

@@ -13,7 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// bySerial returns the certificate of a serial number, from the issuance record or from those that were issued recently.
+// bySerial returns the certificate with a serial number, from the issuance record or from the recently issued
+// certificates.
 func (d *Revoker) bySerial(ctx context.Context, serial string) (revocation.Fingerprint, error) {
 	if d.IssuanceRecord != nil {
 		e, err := d.IssuanceRecord.Get(ctx, serial)
@@ -37,8 +38,8 @@ func (d *Revoker) bySerial(ctx context.Context, serial string) (revocation.Finge
 	return "", &tokens.Refusal{Reason: NotIssued, Message: "kubejoin knows no certificate with serial number " + serial + "; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node"}
 }
 
-// known returns the certificates that match and have not ended, from the issuance record and from those that were
-// issued recently.
+// known returns the certificates that match and have not expired, from the issuance record and from the recently
+// issued certificates.
 func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revocation.Certificate) bool) ([]revocation.Certificate, error) {
 	all, err := d.requested(ctx)
 	if err != nil {
@@ -64,7 +65,7 @@ func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revoca
 	return slices.DeleteFunc(all, func(c revocation.Certificate) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
-// barredBy returns whether one of these entries bars a subject.
+// barredBy returns a function that reports whether one of these entries bars a subject.
 func barredBy(entries []revocation.Entry) func(revocation.Subject) bool {
 	byKey := map[revocation.Key]revocation.Entry{}
 	for _, e := range entries {
@@ -78,14 +79,15 @@ func barredBy(entries []revocation.Entry) func(revocation.Subject) bool {
 	}
 }
 
-// requestedBy returns the certificates that were issued recently to requesters that these entries bar. Those that the
-// entries bar as well are not among them.
+// requestedBy returns recently issued certificates that these entries do not bar, although they bar the requester of
+// the certificate.
 func (d *Revoker) requestedBy(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
 	all, err := d.requested(ctx)
 	return notBarred(all, entries), err
 }
 
-// notBarred returns the certificates that these entries do not bar, although they bar who requested them.
+// notBarred returns the certificates that these entries do not bar, although they bar the requester of the
+// certificate.
 func notBarred(all []revocation.Certificate, entries []revocation.Entry) (free []revocation.Certificate) {
 	bars := barredBy(entries)
 	for _, c := range all {
@@ -125,7 +127,7 @@ func recordError(err error) error {
 	return &tokens.Refusal{Reason: NoRecord, Message: "the issuance record cannot be read now; retry", Err: err, Retry: true}
 }
 
-// issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
+// issuedOf returns the certificate of an entry in the issuance record. ok is false if the entry has neither the
 // certificate nor its fingerprint.
 func issuedOf(e issuance.Entry) (c revocation.Certificate, ok bool) {
 	if chain := pemfile.Presented([]byte(e.Certificate)); len(chain) > 0 {

@@ -16,16 +16,16 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// settles is how long after a token was disabled a certificate may still be issued on it: a replica uses a cached token,
-// and the certificate leaves some time after the admission.
+// settles is how long a certificate may still be issued on a token after the token was disabled: a replica may use a
+// cached token, and delivers the certificate some time after the admission.
 const settles = admission.MaxDelivery + views
 
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the
-// token keeps its claims, by which a retry finds the nodes. Each step may be repeated.
+// token keeps its claims, so that a retry finds the nodes. Each step may be repeated.
 //
-// It revokes what it finds at once, and what was issued until the token has settled after that. A token that was
-// deleted before may not have settled either. But without a token and without a certificate, the ID is probably
-// misspelt.
+// It first revokes the certificates that it finds at once. After settles, it revokes those that were issued
+// meanwhile. It also waits for a token that was deleted before. But if there is neither a token nor a
+// certificate, the ID is probably misspelt.
 func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {
@@ -63,8 +63,8 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	return result, nil
 }
 
-// disable makes a token unusable, and reports whether it existed. A token that is malformed, or invalid as another tool
-// has written it, cannot be changed. Kubernetes may still accept it, so disable deletes it.
+// disable makes a token unusable, and reports whether it existed. A malformed token, or an invalid token from another
+// tool, cannot be changed. Kubernetes may still accept such a token, so disable deletes it.
 func (d *Revoker) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
 	record, err := d.Tokens.Get(ctx, id, tokens.Live)
 	disabled := record.Clone()
@@ -105,8 +105,8 @@ func (d *Revoker) end(ctx context.Context, id string) (bool, error) {
 }
 
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
-// certificates that are known to be issued on the token. With again, it does not write entries that allow no
-// certificate: nothing was issued since they were stored.
+// known certificates that were issued on the token. With again, it skips entries that allow no certificate: no
+// certificate was issued since they were stored.
 func (d *Revoker) revokeIssued(ctx context.Context, r Order, again bool) (Result, error) {
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
@@ -115,7 +115,7 @@ func (d *Revoker) revokeIssued(ctx context.Context, r Order, again bool) (Result
 		if err != nil {
 			return Result{}, err
 		}
-		all, err := d.Claims.List(ctx) // a node without a claim of a token has an identity
+		all, err := d.Claims.List(ctx) // without limits, a token has no claims, but its nodes have identities
 		if err != nil {
 			return Result{}, err
 		}
@@ -158,8 +158,8 @@ func (d *Revoker) revokeIssued(ctx context.Context, r Order, again bool) (Result
 	return d.revoke(ctx, r, all, kept, known, nil)
 }
 
-// heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is
-// no name.
+// heldByOther reports whether to revoke only the certificate and not the node: another token holds the name, or there
+// is no name.
 func (d *Revoker) heldByOther(ctx context.Context, node, id string) (bool, error) {
 	if node == "" || d.Claims == nil {
 		return node == "", nil

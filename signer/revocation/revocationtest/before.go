@@ -7,8 +7,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Before returns s with calls that run f first. If f fails, the call fails and has no effect. The method is Update, or
-// Get or List with a dot and the [tokens.Read], for example "Get.recent". A List has no key.
+// Before returns a Store that runs f before each call of s. If f fails, the call fails and has no effect. The method
+// is Update, or Get or List with a dot and the [tokens.Read], for example "Get.recent". A List has no key.
 func Before(s revocation.Store, f func(method string, key revocation.Key) error) revocation.Store {
 	return before{s, f}
 }

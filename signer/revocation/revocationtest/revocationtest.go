@@ -39,7 +39,7 @@ func Run(t *testing.T, open func(t *testing.T) revocation.Store) {
 
 var reads = []tokens.Read{tokens.Live, tokens.Recent, tokens.Cached}
 
-// Fingerprint returns a fingerprint of n.
+// Fingerprint returns a different fingerprint for each n.
 func Fingerprint(n int) revocation.Fingerprint {
 	f, err := revocation.ParseFingerprint(fmt.Sprintf("%064x", n+1))
 	if err != nil {
@@ -94,7 +94,7 @@ func testKeepsFields(t *testing.T, s revocation.Store) {
 	}
 }
 
-// wantGet checks what each read says of a key: the cached one after a while, the others at once.
+// wantGet checks the result of each kind of read of a key: a cached read after a while, other reads at once.
 func wantGet(t *testing.T, s revocation.Store, key revocation.Key, done func(revocation.Entry, error) bool) {
 	t.Helper()
 	for _, read := range []tokens.Read{tokens.Live, tokens.Recent, tokens.Recent, tokens.Recent} {
@@ -140,7 +140,7 @@ func testChangeFails(t *testing.T, s revocation.Store) {
 	}
 }
 
-// testUpdateAtOnce catches a change that is lost because another one was made at the same time.
+// testUpdateAtOnce catches a lost change if two changes are made at the same time.
 func testUpdateAtOnce(t *testing.T, s revocation.Store) {
 	put(t, s, revocation.Entry{Node: "worker-1", Since: time.Now().UTC().Truncate(time.Second)})
 	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)

@@ -15,8 +15,8 @@ type Rows interface {
 	Get(ctx context.Context, key string, read tokens.Read) (value []byte, err error)
 	// Visit calls visit with each row, sorted by key. visit must not keep the value.
 	Visit(ctx context.Context, read tokens.Read, visit func(key string, value []byte) error) error
-	// Update replaces the value of a key by what change returns, if it has not changed meanwhile. It may call change
-	// several times. It writes nothing if change returns the same value or fails.
+	// Update replaces the value of a key with the result of change, if the value has not changed meanwhile. It may
+	// call change several times. It writes nothing if change returns the same value or fails.
 	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
 }
 

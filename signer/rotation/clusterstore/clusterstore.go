@@ -1,6 +1,6 @@
-// Package clusterstore stores rotations of CAs in a cluster: their states, and the keys of new CAs, encrypted, in the Secret
-// kube-system/kubejoin-ca-key. Hosts read a copy of the states in the ConfigMap kube-public/kubejoin-ca, and prove it. Many
-// may write there, so kubejoin itself never believes the copy.
+// Package clusterstore stores rotations of CAs in a cluster: their states, and the keys of new CAs, encrypted, in the
+// Secret kube-system/kubejoin-ca-key. Hosts read a copy of the states in the ConfigMap kube-public/kubejoin-ca, and
+// verify it. Many users may write to that ConfigMap, so kubejoin itself never uses the copy.
 package clusterstore
 
 import (
@@ -27,23 +27,24 @@ import (
 
 // Names of the objects.
 const (
-	// Namespace and Name are those of the ConfigMap. Its data has the JSON of a rotation under the name of each CA.
+	// Namespace and Name identify the ConfigMap. Its data has the JSON of a rotation under the name of each CA.
 	Namespace = metav1.NamespacePublic
 	Name      = "kubejoin-ca"
-	// KeyNamespace and KeyName are those of the Secret. Its data has the same, and keys under [DataKey].
+	// KeyNamespace and KeyName identify the Secret. Its data has the same rotations, and the keys of new CAs
+	// under [DataKey].
 	KeyNamespace = metav1.NamespaceSystem
 	KeyName      = "kubejoin-ca-key"
 )
 
-// DataKey returns the key in the Secret's data of a new CA's key. It has the ID of the rotation, so that a prepare cannot
-// replace the key of another one.
+// DataKey returns the name in the Secret's data under which a new CA's key is stored. It contains the ID of the
+// rotation, so that a new rotation cannot replace the key of another rotation.
 func DataKey(ca rotation.CA, id string) string { return string(ca) + "." + id }
 
-// A Store is a [rotation.Store] and [rotation.Keys]. Its client needs get, create and update of both objects.
+// A Store is a [rotation.Store] and [rotation.Keys]. Its client needs get, create and update on both objects.
 type Store struct {
 	maps    typedcorev1.ConfigMapInterface
 	secrets typedcorev1.SecretInterface
-	merged  typedcorev1.ConfigMapInterface // of KeyNamespace
+	merged  typedcorev1.ConfigMapInterface // ConfigMaps in KeyNamespace
 }
 
 var (
@@ -67,7 +68,7 @@ func (s *Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, str
 	return r, string(secret.Data[string(ca)]), err
 }
 
-// secret returns the Secret. If it does not exist, secret returns one without a name and data.
+// secret returns the Secret. If it does not exist, secret returns a Secret without a name and data.
 func (s *Store) secret(ctx context.Context) (*corev1.Secret, error) {
 	secret, err := s.secrets.Get(ctx, KeyName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -89,7 +90,7 @@ func FromSecret(secret *corev1.Secret, ca rotation.CA) (rotation.Rotation, error
 	return r, err
 }
 
-// States returns the part of the Secret of which the ConfigMap has a copy.
+// States returns the part of the Secret's data that is copied to the ConfigMap.
 func States(secret *corev1.Secret) map[string]string {
 	states := map[string]string{}
 	for _, ca := range rotation.CAs {
@@ -100,7 +101,7 @@ func States(secret *corev1.Secret) map[string]string {
 	return states
 }
 
-// CheckCopy returns an error if the data of the ConfigMap is no copy of the states.
+// CheckCopy returns an error if the data of the ConfigMap differs from the states.
 func CheckCopy(states, data map[string]string) error {
 	for _, ca := range rotation.CAs {
 		state, stored := states[string(ca)]
@@ -148,7 +149,7 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	secret, err := s.secret(ctx) // after the ConfigMap, so that no older state replaces a newer one
+	secret, err := s.secret(ctx) // read after the ConfigMap, so that no older state replaces a newer state
 	if err != nil {
 		return nil, err
 	}
@@ -156,9 +157,9 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	if wrong = CheckCopy(states, m.Data); wrong == nil {
 		return nil, nil
 	}
-	whole := true // the Secret has all rotations of the ConfigMap
+	whole := true // whether the Secret has all rotations of the ConfigMap
 	for _, ca := range rotation.CAs {
-		// A rotation that the Secret lacks stays: the Secret may be lost, and only a person knows.
+		// Keep a rotation that the Secret lacks: the Secret may have been lost, which only a person can decide.
 		if copied, found := m.Data[string(ca)]; found && states[string(ca)] == "" {
 			states[string(ca)], whole = copied, false
 		}
@@ -166,7 +167,7 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	if maps.Equal(states, m.Data) {
 		return nil, nil
 	}
-	m.Data, m.BinaryData = states, nil // also without what others have added, which could fill the ConfigMap
+	m.Data, m.BinaryData = states, nil // this also drops data from others, which could fill the ConfigMap
 	if missing {
 		_, err = s.maps.Create(ctx, m, metav1.CreateOptions{})
 	} else {
@@ -195,7 +196,8 @@ func FromConfigMap(m *corev1.ConfigMap, ca rotation.CA) (rotation.Rotation, erro
 	return r, err
 }
 
-// Put implements [rotation.Store]. If it fails after it has stored the state, another Put of it publishes the copy.
+// Put implements [rotation.Store]. If it fails after it has stored the state, another Put of the same state
+// publishes the copy.
 func (s *Store) Put(ctx context.Context, r rotation.Rotation, version string) error {
 	state, err := rotation.Encode(r)
 	if err != nil {
@@ -243,7 +245,7 @@ func (s *Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found b
 	return found, err
 }
 
-// maxConflicts is how often a write is repeated.
+// maxConflicts is how often a write is retried after a conflict.
 const maxConflicts = 20
 
 // update changes the data of the Secret. It sends no write if nothing changes.
@@ -277,11 +279,12 @@ func (s *Store) updateOnce(ctx context.Context, change func(data map[string][]by
 	return err
 }
 
-// Merged is the ConfigMap in KeyNamespace to which each kube-apiserver adds the CAs of its clients. None removes one.
+// Merged is the ConfigMap in KeyNamespace to which each kube-apiserver adds the CAs of its clients. No kube-apiserver
+// removes a CA from it.
 const Merged = "extension-apiserver-authentication"
 
-// DropMerged deletes the ConfigMap [Merged], for [rotation.Desk]. Each kube-apiserver creates it again within seconds. The
-// client also needs delete of this ConfigMap.
+// DropMerged deletes the ConfigMap [Merged], for [rotation.Desk]. Each kube-apiserver creates it again within seconds.
+// The client also needs delete on this ConfigMap.
 func (s *Store) DropMerged(ctx context.Context, _ rotation.CA) error {
 	err := s.merged.Delete(ctx, Merged, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
@@ -299,7 +302,7 @@ func (s *Store) Key(ctx context.Context, r rotation.Rotation, with joinformat.Ce
 	return OpenKey(secret, r, with)
 }
 
-// OpenKey decrypts the key of the new CA of a rotation. Its errors have no part of a key.
+// OpenKey decrypts the key of the new CA of a rotation. Its errors contain no part of a key.
 func OpenKey(secret *corev1.Secret, r rotation.Rotation, with joinformat.CertificateKey) (crypto.Signer, error) {
 	name := DataKey(r.CA, r.ID)
 	sealed, found := secret.Data[name]

@@ -20,20 +20,20 @@ import (
 // Files are the files of a CA: its certificates and its key. Both may be one file.
 type Files struct {
 	Cert, Key string
-	// Rows is the file that has the rows of the store; empty if replicas share them. The stored key then needs a file beside it as
-	// well, so that a later copy of the rows and the old key do not give the new one.
+	// Rows is the file with the rows of the store; empty if replicas share the rows. With Rows, decrypting the stored
+	// key also needs a file in the same folder. So a later copy of the rows and the old key do not reveal the new key.
 	Rows string
-	// Fixed says why kubejoin must not write them, although it may have the right; empty if there is no reason.
+	// Fixed says why kubejoin must not write the files, even if it has the permission; empty if it may write them.
 	Fixed string
 
-	beforeWrite func() error // of tests
+	beforeWrite func() error // for tests
 }
 
 var (
-	// ErrEdited is wrapped if the files are not those of any stage of the rotation.
+	// ErrEdited is wrapped if the files do not match any stage of the rotation.
 	ErrEdited = errors.New("somebody changed it during the CA rotation")
-	// ErrLeftBehind is wrapped if the rotation has ended, the files are not those of its last stage, and kubejoin has no key
-	// to make them so.
+	// ErrLeftBehind is wrapped if the rotation has ended, the files do not match its last stage, and kubejoin has no
+	// key to update them.
 	ErrLeftBehind = errors.New("it is from before the end of the CA rotation")
 )
 
@@ -55,7 +55,7 @@ func (f Files) Writable() error {
 	return nil
 }
 
-// A content is the content of the files. With one file, both are the same.
+// A content is the content of the files. If certificate and key are in one file, both fields have its content.
 type content struct{ cert, key []byte }
 
 // read reads the files, with suffix added to their names.
@@ -66,8 +66,8 @@ func (f Files) read(suffix string) (c content, err error) {
 	return c, errors.Join(err, err2)
 }
 
-// of reports whether the content is that of the stage of a rotation, and whether it has nothing that is not of the
-// rotation.
+// of compares the content with a rotation. now reports whether it is exactly what the stage requires. known
+// reports whether it has only certificates and a key of the rotation.
 func (c content) of(r rotation.Rotation) (now, known bool, err error) {
 	certs, err := pemfile.Certificates(c.cert)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c content) of(r rotation.Rotation) (now, known bool, err error) {
 
 // checkBehind returns an error if the files have a CA that an earlier rotation has replaced.
 func (f Files) checkBehind(r rotation.Rotation) error {
-	if r.HasKey { // follow looks at this rotation itself
+	if r.HasKey { // follow checks this rotation itself
 		r = rotation.Rotation{Replaced: r.Replaced}
 	}
 	if r.ID == "" && len(r.Replaced) == 0 {
@@ -109,16 +109,17 @@ func within(some, all []*x509.Certificate) bool {
 	return !slices.ContainsFunc(some, func(c *x509.Certificate) bool { return !slices.ContainsFunc(all, c.Equal) })
 }
 
-// Suffixes between the name of a file and the ID of a rotation: in the name of the copy from before the rotation, and in that of
-// the file that the stored key needs.
+// Suffixes between the name of a file and the ID of a rotation. copySuffix is for the copy from before the rotation,
+// secretSuffix for the file that decrypting the stored key needs.
 const (
 	copySuffix   = ".before-"
 	secretSuffix = ".secret-"
 )
 
-// follow makes the files those of the stage of the rotation, and reports whether they have changed. The result depends on
-// nothing but the files as they were before the rotation, which follow copies, the rotation and the new key. open returns that
-// key in PEM by the key file from before. follow does not change files that are not of the rotation: see [ErrEdited].
+// follow updates the files to match the stage of the rotation, and reports whether they have changed. The result
+// depends only on the rotation, the new key, and the files from before the rotation, which follow copies. open decrypts
+// the new key with the old key file and returns it in PEM. follow does not change files that do not belong to the
+// rotation: see [ErrEdited].
 func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, error)) (changed bool, err error) {
 	now, err := f.read("")
 	if err != nil {
@@ -148,11 +149,11 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	case followed && r.InProgress():
 		return false, nil
 	case finished && !copied && r.InProgress() && !r.Aborting:
-		return false, nil // the store is older than the files: the steps that it repeats have nothing to change
+		return false, nil // the store is older than the files: repeated steps have nothing to change
 	case followed:
 		return false, f.dropCopies()
 	case !copied && !r.InProgress() && !known:
-		return false, nil // replaced after the rotation
+		return false, nil // the operator replaced the files after the rotation
 	case !copied && !r.InProgress():
 		return false, fmt.Errorf("%s: %w %s; copy the CA files of another replica", f.Cert, ErrLeftBehind, r.ID)
 	case !known && !copied:
@@ -179,7 +180,7 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	if err != nil {
 		return false, err
 	}
-	if f.Cert != f.Key && !bytes.Equal(now.key, want.key) { // each key has its certificate all the time
+	if f.Cert != f.Key && !bytes.Equal(now.key, want.key) { // at any time, the certificates must match the key
 		if err := f.write(f.Cert, pemfile.Encode(r.At(rotation.Switch).Trusted()...)); err != nil {
 			return false, err
 		}
@@ -209,7 +210,7 @@ func (f Files) contents(r rotation.Rotation, before content, newKey func() ([]by
 	return want, err
 }
 
-// keyOf returns what a file has besides certificates.
+// keyOf returns the content of a file except certificates.
 func keyOf(file []byte) ([]byte, error) {
 	var content bytes.Buffer
 	blocks, err := pemfile.Blocks(file)
@@ -234,7 +235,7 @@ func (f Files) write(path string, content []byte) error {
 	return atomicfile.Replace(path, content)
 }
 
-// copy keeps the files as they were before the rotation.
+// copy makes a copy of the files from before the rotation.
 func (f Files) copy(c content, suffix string) error {
 	if err := f.write(f.Key+suffix, c.key); err != nil {
 		return err
@@ -247,8 +248,8 @@ func (f Files) dropCopies() error {
 	return errors.Join(drop(f.Cert, copySuffix, ""), drop(f.Key, copySuffix, ""))
 }
 
-// drop deletes the files that rotations have added beside a file, but those of the rotation with the ID keep. It also deletes what
-// a killed kubejoin did not complete, which may have a key.
+// drop deletes the files that rotations have added beside a file, except files of the rotation with the ID keep. It
+// also deletes incomplete files of an interrupted kubejoin, which may contain a key.
 func drop(path, suffix, keep string) error {
 	base, dir := filepath.Base(path), filepath.Dir(path)
 	added := func(name string) bool {
@@ -282,7 +283,7 @@ func addedBy(name, file, suffix string) string {
 	return id
 }
 
-// IsAdded reports whether name is that of a file which a rotation has added beside file.
+// IsAdded reports whether a rotation has added the file name beside file.
 func IsAdded(name, file string) bool {
 	return addedBy(name, file, copySuffix)+addedBy(name, file, secretSuffix) != ""
 }

@@ -16,8 +16,8 @@ import (
 type Replica struct {
 	Name string    `json:"-"`
 	Time time.Time `json:"time"`
-	// ID and Since are those of the last rotation when the replica looked. Since tells a stage from the same stage after an
-	// abort.
+	// ID and Since identify the state of the last rotation when the replica read it. Since distinguishes a stage from
+	// the same stage after an abort.
 	ID    string    `json:"id,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 	// Fixed says why the replica cannot change its CA files; empty if it can.
@@ -27,11 +27,11 @@ type Replica struct {
 }
 
 const (
-	// Beat is how often a replica reports at least.
+	// Beat is the maximum time between two reports of a replica.
 	Beat = 20 * time.Second
-	// off is the age of the last report from which on a replica counts as off.
+	// A replica whose last report is at least off old is treated as off.
 	off = 3 * Beat
-	// forgotten is the age of a report from which on it does not matter.
+	// A report that is at least forgotten old is ignored.
 	forgotten = 7 * 24 * time.Hour
 )
 
@@ -52,7 +52,7 @@ func (s Store) Report(ctx context.Context, p Replica) error {
 	return s.Update(ctx, replicaRows+p.Name, func([]byte) ([]byte, error) { return value, nil })
 }
 
-// Replicas returns all reports that matter.
+// Replicas returns all reports that are not too old.
 func (s Store) Replicas(ctx context.Context, now time.Time) (all []Replica, err error) {
 	err = s.each(ctx, func(p Replica) {
 		if now.Sub(p.Time) < forgotten {
@@ -76,7 +76,7 @@ func (s Store) each(ctx context.Context, do func(Replica)) error {
 	})
 }
 
-// Forget deletes the reports that do not matter.
+// Forget deletes the reports that are too old.
 func (s Store) Forget(ctx context.Context, now time.Time) error {
 	var names []string
 	if err := s.each(ctx, func(p Replica) {
@@ -94,7 +94,8 @@ func (s Store) Forget(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Cannot returns why a rotation whose key is stored cannot begin: a replica that runs cannot change its CA files.
+// Cannot returns why a rotation with a stored key cannot begin: the running replicas that cannot change their CA
+// files.
 func Cannot(all []Replica, now time.Time) (behind []rotation.Behind) {
 	for _, p := range all {
 		if p.Fixed != "" && now.Sub(p.Time) < off {
@@ -104,15 +105,16 @@ func Cannot(all []Replica, now time.Time) (behind []rotation.Behind) {
 	return behind
 }
 
-// Fixed says that the replica node cannot change its CA files. node is empty if there are no replicas.
+// Fixed returns a Behind for the replica node, which cannot change its CA files. node is empty if there are no
+// replicas.
 func Fixed(node, why string) rotation.Behind {
 	return rotation.Behind{
-		Observation: rotation.Observation{Kind: rotation.KindServer, Name: node, Node: node, Next: On(node, "mend it, or bring your own CA without its key: docs/ca.md#bring-your-own-ca")},
+		Observation: rotation.Observation{Kind: rotation.KindServer, Name: node, Node: node, Next: On(node, "correct this, or bring your own CA without its key: docs/ca.md#bring-your-own-ca")},
 		Why:         On(node, why),
 	}
 }
 
-// On returns a text with the replica that it is about.
+// On adds the name of a replica to a text about it.
 func On(node, text string) string {
 	if node == "" {
 		return text
@@ -120,8 +122,8 @@ func On(node, text string) string {
 	return "on " + node + ": " + text
 }
 
-// Observe returns what the reports of replicas show about a rotation in progress. A replica that is off follows the
-// rotation when it starts.
+// Observe returns what the reports of replicas show about a rotation in progress. It ignores replicas that are off,
+// because they follow the rotation when they start.
 func Observe(r rotation.Rotation, all []Replica, now time.Time) (seen []rotation.Observation) {
 	for _, p := range all {
 		o := rotation.Observation{Kind: rotation.KindServer, Name: p.Name, Node: p.Name}

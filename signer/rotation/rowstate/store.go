@@ -1,6 +1,6 @@
-// Package rowstate rotates the CA in the files of a kubejoin without a cluster, and of all its replicas. The store of tokens
-// has the state, the encrypted key of the new CA and the reports of the replicas. So each replica can go on with what
-// another one began. A replica changes its CA files by itself: see [Store.Follow].
+// Package rowstate rotates the CA in the files of kubejoin without a cluster, and of all its replicas. The store of
+// tokens has the state, the encrypted key of the new CA and the reports of the replicas. So each replica can continue
+// what another replica began. A replica changes its CA files by itself: see [Store.Follow].
 package rowstate
 
 import (
@@ -31,7 +31,7 @@ type Rows interface {
 	Get(ctx context.Context, key string, read tokens.Read) (value []byte, err error)
 	// Visit calls visit with each row, sorted by key. visit must not keep the value.
 	Visit(ctx context.Context, read tokens.Read, visit func(key string, value []byte) error) error
-	// Update replaces the value of a key by what change returns, if it has not changed meanwhile.
+	// Update replaces the value of a key with the result of change, if the value has not changed meanwhile.
 	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
 	// Watch sends hints about changes.
 	Watch(ctx context.Context) <-chan struct{}
@@ -43,7 +43,7 @@ const (
 	replicaRows = "replica/" // NAME: a Replica
 )
 
-// A Store keeps the rotation of the cluster CA in rows, and updates the files of the CA. It has no other CA.
+// A Store keeps the rotation of the cluster CA in rows, and updates the files of the CA. It supports no other CA.
 type Store struct {
 	Rows
 	Files
@@ -54,7 +54,7 @@ var (
 	_ rotation.Keys  = Store{}
 )
 
-// errOnlyCluster is the error of all CAs but the cluster CA.
+// errOnlyCluster is the error for all CAs except the cluster CA.
 var errOnlyCluster = &tokens.FieldError{Field: "ca", Err: errors.New("this kubejoin runs without a cluster and has only the cluster CA")}
 
 // Get implements [rotation.Store]. The version is the stored JSON.
@@ -84,9 +84,10 @@ func (s Store) Put(ctx context.Context, r rotation.Rotation, version string) err
 	})
 }
 
-// PutKey implements [rotation.Keys]. The key of the old CA decrypts the new one, so replicas need no other secret: see Files.Rows.
+// PutKey implements [rotation.Keys]. The key of the old CA decrypts the new key. So replicas need no other secret,
+// except the file that Files.Rows describes.
 //
-// Only a holder of the old key can store a key for exactly these certificates, so replicas believe them.
+// Only a holder of the old key can store a key for exactly these certificates, so replicas accept them.
 func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signer) (none joinformat.CertificateKey, err error) {
 	if r.CA != rotation.Cluster {
 		return none, errOnlyCluster
@@ -118,10 +119,11 @@ func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signe
 // about returns the part of a rotation that its stored key authenticates: the certificates.
 func about(r rotation.Rotation) []byte { return slices.Concat(r.Old.PEM(), []byte("\n"), r.New.PEM()) }
 
-// secretFile returns the file of a rotation that the stored key needs as well: 130 random bits.
+// secretFile returns the path of a file with 130 random bits. Decrypting the stored key of the rotation also
+// needs this file.
 func (f Files) secretFile(id string) string { return f.Rows + secretSuffix + id }
 
-// aead returns the encryption of the new key of a rotation by the old one.
+// aead returns the cipher that encrypts the new key of a rotation with the old key.
 func (s Store) aead(oldKey []byte, id string) (cipher.AEAD, error) {
 	old, err := pemfile.Key(oldKey)
 	if err != nil {
@@ -175,7 +177,8 @@ func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]
 	return content, nil
 }
 
-// KeepKey implements [rotation.Keys]. A secret file goes before its row, which then cannot be decrypted any more.
+// KeepKey implements [rotation.Keys]. It deletes a secret file before its row: without the file, the row cannot
+// be decrypted.
 func (s Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bool, err error) {
 	if ca != rotation.Cluster {
 		return false, errOnlyCluster
@@ -206,8 +209,8 @@ func (s Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bo
 	return found, nil
 }
 
-// Follow makes the CA files those of the stage of the stored rotation, and reports whether they have changed. If the operator
-// brings the key, Follow changes nothing.
+// Follow updates the CA files to match the stage of the stored rotation, and reports whether they have changed. If the
+// operator copies the key to the hosts, Follow changes nothing.
 func (s Store) Follow(ctx context.Context, r rotation.Rotation) (changed bool, err error) {
 	if err := s.checkBehind(r); err != nil || !r.HasKey || !r.InProgress() && s.Fixed != "" {
 		return false, err
@@ -215,7 +218,7 @@ func (s Store) Follow(ctx context.Context, r rotation.Rotation) (changed bool, e
 	return s.follow(r, func(oldKey []byte) ([]byte, error) { return s.open(ctx, r, oldKey) })
 }
 
-// LeftOut decodes a row, and reports whether a copy of the store leaves it out. Its errors contain no values.
+// LeftOut decodes a row, and reports whether a copy of the store omits it. Its errors contain no values.
 func LeftOut(key string, value []byte) (bool, error) {
 	switch {
 	case strings.HasPrefix(key, replicaRows):
