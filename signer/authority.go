@@ -43,7 +43,7 @@ type Signer struct {
 // the files may come later. See [Fixed].
 //
 // check returns an error if a request is not for this signer; the requester sees its message. For signers of Kubernetes
-// it applies in addition to their own rules, and may be nil. Every other signer needs a check.
+// it applies in addition to their own rules, and may be nil. Every other signer must have a check.
 func NewSigner(name string, ca func() (*CA, error), c ProfileConfig, check func(approval.Request) error) (Signer, error) {
 	if ca == nil {
 		return Signer{}, fmt.Errorf("signer %s has no CA", name)
@@ -87,8 +87,8 @@ func (s Signer) CA() (*CA, error) {
 
 var errNoCA = errors.New("no CA given")
 
-// Profile returns the configuration of the profile with its defaults filled in. It must not be changed. That of the zero
-// Signer is zero.
+// Profile returns the configuration of the profile with its defaults filled in. It must not be changed. The zero Signer
+// has the zero ProfileConfig.
 func (s Signer) Profile() ProfileConfig { return s.profile.config }
 
 // KubernetesUsages returns the usages of a signer of [KubernetesSigners], or nil for any other name.
@@ -106,8 +106,9 @@ func KubernetesUsages(name string) []certificates.KeyUsage {
 
 // KubernetesSigners returns signers with the rules of kube-controller-manager:
 // kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving and kubernetes.io/kube-apiserver-client.
-// They issue certificates from ca that last for duration unless the request asks for less (zero: 365 days). As in
-// kube-controller-manager, only requests of the first signer are approved automatically. Errors are those of [NewSigner].
+// They issue certificates from ca with the lifetime duration, unless the request asks for less; zero means 365 days. As
+// in kube-controller-manager, only requests for the first signer are approved automatically. Errors are errors of
+// [NewSigner].
 func KubernetesSigners(ca func() (*CA, error), duration time.Duration) (map[string]Signer, error) {
 	signers := map[string]Signer{}
 	var errs []error
@@ -148,18 +149,18 @@ type Authority struct {
 	Facts approval.Facts
 	// Nodes decides which requester may have which node name. Nil refuses every bootstrap token.
 	Nodes *admission.Nodes
-	// Revocations refuses the requests of revoked credentials. Nil revokes none.
+	// Revocations refuses the requests of revoked credentials. With nil, no credential is revoked.
 	Revocations *revocation.Guard
 	// Record stores an entry for every request that was signed, refused or failed. If it cannot store the entry, no
 	// certificate is issued. Nil keeps no record.
 	Record issuance.Log
-	// MaxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet; zero means no limit but that of
-	// the profile. Kubelets renew their certificates by themselves. Nil limits none.
+	// MaxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet; zero means that only the
+	// profile limits it. Kubelets renew their certificates by themselves. A nil function limits no certificate.
 	MaxLifetime func(ca *x509.Certificate, node string) time.Duration
-	// Unthrottled turns off the rate limits of requesters. With limits, a machine gets 60 certificates at once and
-	// then 4 a minute, for all its requests together. So does each key of other requesters. A bootstrap token gets
-	// 10,000 at once and then one a second. The counters are kept in memory, separately in each process. See
-	// [ReasonTooManyCertificates].
+	// Unthrottled disables the rate limits of requesters. With limits, a machine gets 60 certificates at once and
+	// then 4 a minute, for all its requests together. For other requesters, this limit applies to each key. A
+	// bootstrap token gets 10,000 at once and then one a second. The counters are kept in memory, separately in
+	// each process. See [ReasonTooManyCertificates].
 	Unthrottled bool
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -168,12 +169,12 @@ type Authority struct {
 	rates        rates
 }
 
-// maxCALifetime is longer than any CA is kept.
+// maxCALifetime is longer than the time for which any CA is used.
 const maxCALifetime = 100 * 365 * 24 * time.Hour
 
-// MaxRemainingLifetime returns how long a certificate of these signers may still be valid, including certificates issued with
-// other lifetimes. It is the rest of the lifetime of the CAs, because no certificate outlives its CA. It is zero
-// without signers, at most 100 years, and 100 years if a CA cannot be read.
+// MaxRemainingLifetime returns how long a certificate of these signers may still be valid, including certificates
+// issued with other lifetimes. It is the remaining lifetime of the CAs, because no certificate outlives its CA. It is
+// zero without signers, at most 100 years, and 100 years if a CA cannot be read.
 func (a *Authority) MaxRemainingLifetime() time.Duration {
 	longest := time.Duration(0)
 	if a.Signers == nil {
@@ -214,7 +215,7 @@ type validRequest struct {
 
 // validate checks a request. It returns an [*approval.Error] if this signer does not sign the request.
 func (s Signer) validate(r approval.Request) (validRequest, error) {
-	// Check first what no signer signs: these are the most serious reasons for a refusal.
+	// First check the rules of all signers: they give the most serious reasons for a refusal.
 	checked, err := admission.Check(r)
 	if err != nil {
 		return validRequest{}, err
@@ -233,7 +234,7 @@ func (s Signer) validate(r approval.Request) (validRequest, error) {
 	return validRequest{s, checked}, nil
 }
 
-// Values of Decision.Rule if it was not a rule that decided.
+// Values of Decision.Rule if no rule decided.
 const (
 	ruleSigner = "signer"
 	ruleNodes  = "node-admission"
@@ -242,8 +243,8 @@ const (
 	ruleRejoin = "rejoin"
 )
 
-// Decide decides a request: it is approved if the rules of its signer approve it and Nodes admits it. The Admission is for
-// [Authority.SignAdmitted]. Without one, the error is an [*approval.Error].
+// Decide approves a request if the rules of its signer approve it and Nodes admits it. The Admission is for
+// [Authority.SignAdmitted]. If it is nil, the error is an [*approval.Error].
 func (a *Authority) Decide(ctx context.Context, r approval.Request) (*Admission, error) {
 	m, no := a.decide(ctx, r)
 	if no == nil {
@@ -270,7 +271,7 @@ func (a *Authority) decide(ctx context.Context, r approval.Request) (*Admission,
 	}
 	d, err := approval.Decide(ctx, s.Rules, r, a.Facts)
 	if known && d.Rule == "" {
-		// This may be why no rule recognizes it.
+		// The signer's checks may say why no rule recognizes the request.
 		if _, err := s.validate(r); err != nil {
 			d.Evidence = []string{err.Error()}
 		}
@@ -279,7 +280,7 @@ func (a *Authority) decide(ctx context.Context, r approval.Request) (*Admission,
 		return nil, &approval.Error{Decision: d, Err: err}
 	}
 	at := a.now()
-	// Check first that the signer would sign the request, so that no other request claims a name.
+	// Check first that the signer would sign the request: only such a request may claim a name.
 	v, err := s.validate(r)
 	if err != nil {
 		return nil, because(err, ruleSigner, d.Evidence)
@@ -341,9 +342,10 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) (
 	return done.chain, nil
 }
 
-// checkDelivery is the last step before a certificate leaves, after the last write: it fails if the requester was revoked
-// meanwhile, or if a bootstrap token was and signing took long. Those who revoke withdraw an object without its certificate.
-// They cannot withdraw a response, so without an object checkDelivery repeats checks that took a second.
+// checkDelivery is the last step before a certificate is delivered, after the last write. It fails if the requester was
+// revoked meanwhile. If signing took longer than [admission.MaxDelivery], it also fails if Nodes no longer admits the
+// bootstrap token. A revocation withdraws a CSR object that has no certificate yet, but cannot withdraw a response. So
+// without an object, checkDelivery repeats checks that took a second or longer.
 func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, m Admission, done issued) error {
 	for {
 		began := a.now()
@@ -364,8 +366,8 @@ func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, m Adm
 	}
 }
 
-// refuseRevoked fails if the requester of a certificate is revoked. The stores already have this certificate, and a retry
-// may only find that one, so refuseRevoked revokes it, too, even if the client has gone.
+// refuseRevoked fails if the requester of a certificate is revoked. The stores already contain this certificate, and a
+// retry may return it. So refuseRevoked also revokes the certificate itself, even if the client has disconnected.
 func (a *Authority) refuseRevoked(ctx context.Context, r approval.Request, done issued) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
@@ -380,8 +382,8 @@ func (a *Authority) refuseRevoked(ctx context.Context, r approval.Request, done 
 	return unlessRevoked(e, err)
 }
 
-// Undelivered revokes a certificate that could not be written to the object of its request, if its requester is revoked
-// meanwhile: the claim may have it, and a node rejoins by the last certificate there.
+// Undelivered revokes a certificate that could not be written to its CSR object, if its requester was revoked
+// meanwhile. The claim may already contain the certificate, and a node could rejoin with it.
 func (a *Authority) Undelivered(ctx context.Context, r approval.Request, chain []byte) error {
 	presented := pemfile.Presented(chain)
 	if len(presented) == 0 {
@@ -394,8 +396,9 @@ func (a *Authority) Undelivered(ctx context.Context, r approval.Request, chain [
 	return err
 }
 
-// revoked returns the entry that bars a subject, or nil. For a request with an object, it may lack an entry for
-// [tokens.MaxAge]: those who revoke wait that long, and then find among the objects what was issued meanwhile.
+// revoked returns the entry that bars a subject, or nil. For a CSR object, it may miss an entry that is less
+// than [tokens.MaxAge] old. A revocation waits for that time, and then revokes the certificates in objects that
+// were issued meanwhile.
 func (a *Authority) revoked(ctx context.Context, r approval.Request, s revocation.Subject) (*revocation.Entry, error) {
 	if r.UID != "" {
 		return a.Revocations.RevokedRecently(ctx, s)
@@ -403,8 +406,8 @@ func (a *Authority) revoked(ctx context.Context, r approval.Request, s revocatio
 	return a.Revocations.Revoked(ctx, s)
 }
 
-// issue does the work of sign, without the record: it admits the request, proves the requester, charges its rate, makes the
-// certificate and stores it.
+// issue does the work of sign, without the record: it admits the request, checks the requester for revocation, charges
+// its rate, makes the certificate and stores it.
 func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission) (issued, error) {
 	if err := ctx.Err(); err != nil {
 		return issued{}, err
@@ -420,7 +423,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
 	}
 	err = a.checkBound(ctx, r, m.admitted)
-	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
+	// Decide may not have checked the requester, or the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
 	if err == nil && (!recent || r.Rejoin != nil) {
 		err = unlessRevoked(a.revoked(ctx, r, requester))
@@ -436,12 +439,12 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
 	done.requester = requester
-	// If the node is revoked, this certificate is an exception.
+	// If the node is revoked, the entry now allows this certificate.
 	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, done.cert)); err != nil {
 		return issued{}, err
 	}
 	err = a.Nodes.StoreIdentity(ctx, m.valid.checked, &m.admitted, done.cert)
-	if r.Rejoin != nil { // it may have read a later certificate, and stored this one without an answer
+	if r.Rejoin != nil { // StoreIdentity may have read a later certificate, or stored this one in spite of err
 		if f := m.admitted.Fingerprint; f != "" {
 			done.requester.Fingerprints = append(done.requester.Fingerprints, revocation.Fingerprint(f))
 		}
@@ -506,8 +509,8 @@ func (a *Authority) maxLifetime(s Signer, ca *CA, node string) time.Duration {
 	return a.MaxLifetime(ca.Certificate(), node)
 }
 
-// NodeLifetime returns the lifetime of a certificate of a node for which neither the request nor a token asks for less. It is
-// false if no such signer is configured.
+// NodeLifetime returns the lifetime of a node's certificate if neither the request nor a token asks for less. The bool
+// is false if the signer is not configured.
 func (a *Authority) NodeLifetime(signer, node string) (time.Duration, bool) {
 	s, found := a.Signer(signer)
 	normal := cmp.Or(s.profile.config.Default, DefaultDuration)
@@ -521,8 +524,8 @@ func (a *Authority) NodeLifetime(signer, node string) (time.Duration, bool) {
 	return normal, found
 }
 
-// checkBound unbinds the key of a node if the certificate that has bound it is revoked, and then refuses a request that the key
-// has authenticated. So the key stays refused after the revocation has ended or was undone.
+// checkBound unbinds the key of a node if the certificate that bound the key is revoked. It then refuses a request that
+// was authenticated with this key. So kubejoin refuses the key even after the revocation has ended or was undone.
 func (a *Authority) checkBound(ctx context.Context, r approval.Request, admitted admission.Admitted) error {
 	e, err := a.unbindRevoked(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix), admitted.BoundBy)
 	if r.Rejoin == nil || !r.Rejoin.NotAfter.IsZero() {
@@ -531,7 +534,8 @@ func (a *Authority) checkBound(ctx context.Context, r approval.Request, admitted
 	return unlessRevoked(e, err)
 }
 
-// unbindRevoked unbinds the key that a certificate has bound if that is revoked, and returns the revocation.
+// unbindRevoked unbinds the key of a node if the certificate that bound the key is revoked, and returns the
+// revocation.
 func (a *Authority) unbindRevoked(ctx context.Context, node, by string) (*revocation.Entry, error) {
 	if by == "" {
 		return nil, nil
@@ -543,8 +547,8 @@ func (a *Authority) unbindRevoked(ctx context.Context, node, by string) (*revoca
 	return e, a.Nodes.Unbind(ctx, node, by)
 }
 
-// BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a certificate
-// that is revoked: the bound key outlasts it.
+// BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a revoked
+// certificate, because the bound key would outlast it.
 func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key string) error {
 	if err := unlessRevoked(a.Revocations.RevokedCertificate(ctx, cert)); err != nil {
 		return err
@@ -564,7 +568,7 @@ func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key str
 func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error {
 	s := revocation.SubjectOf(r.User, r.Groups, r.Extra)
 	if r.Rejoin != nil && len(s.Fingerprints) == 0 {
-		return nil // a bound key: issue checks the last certificate of the node, which may be allowed
+		return nil // a bound key: issue checks the node's last certificate, which the entry may allow
 	}
 	return unlessRevoked(a.revoked(ctx, r, s))
 }

@@ -21,30 +21,30 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A CA is a certificate authority that can sign: a certificate, its private key, and the other certificates that are
-// trusted. [NewCA], [LoadCA] and [GenerateCA] make one, and [NewRemoteCA] makes one whose key is elsewhere. A CA is
+// A CA is a certificate authority that can sign: a certificate, its private key, and the other trusted certificates.
+// [NewCA], [LoadCA] and [GenerateCA] make a CA. [NewRemoteCA] makes a CA whose key is in another process. A CA is
 // immutable and safe for concurrent use. It never prints its key.
 type CA struct {
 	issuer
-	key    crypto.Signer // nil if the key is elsewhere
+	key    crypto.Signer // nil if the key is in another process
 	bundle []*x509.Certificate
-	remote *elsewhere // nil if the key is here
+	remote *elsewhere // nil if the key is in this process
 }
 
 // An issuer is a certificate that signs.
 type issuer struct {
 	cert   *x509.Certificate
 	chain  []byte              // PEM of the intermediates that are appended to an issued certificate
-	limits []*x509.Certificate // those of cert and the intermediates that limit the extended usages
+	limits []*x509.Certificate // cert and intermediates that limit the extended usages
 }
 
 // publicKey is implemented by every public key of the standard library.
 type publicKey interface{ Equal(crypto.PublicKey) bool }
 
 // NewCA makes a CA from its certificates and the private key of one of them. The certificate that matches the key
-// signs. If several match, the one that is already valid and expires last signs. The others are only trusted, so that
-// a CA can be replaced step by step. Every certificate must be a CA that may sign certificates. The one that signs
-// must be valid now.
+// signs. If several certificates match, the certificate that is already valid and expires last signs. The other
+// certificates are only trusted, so that a CA can be replaced step by step. Every certificate must be a CA that may
+// sign certificates. The signing certificate must be valid now.
 func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	if key == nil {
 		return nil, errors.New("no CA key given")
@@ -71,8 +71,8 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	return ca, nil
 }
 
-// newCA makes a CA without a key from its certificates, and returns those that may sign by the key, best first. The first
-// of them signs.
+// newCA makes a CA without a key from its certificates, and returns those of them that match the key, the best first.
+// The first one signs.
 func newCA(certs []*x509.Certificate, matches func(*x509.Certificate) bool) (*CA, []*x509.Certificate, error) {
 	ca, now := &CA{}, time.Now()
 	var found []*x509.Certificate
@@ -115,12 +115,14 @@ func newCA(certs []*x509.Certificate, matches func(*x509.Certificate) bool) (*CA
 
 func newIssuer(cert *x509.Certificate, bundle []*x509.Certificate) issuer {
 	made := issuer{cert: cert}
-	// Clients need the certificates between an issued certificate and the root. They have the root, or do not trust it.
+	// Clients need the certificates between an issued certificate and the root. The root is not appended: a client that
+	// trusts the root already has it.
 	path := slices.DeleteFunc(chainOf(cert, bundle), selfSigned)
 	for _, cert := range path {
 		made.chain = append(made.chain, encodeCertificate(cert.Raw)...)
 	}
-	// Extended usages of the CA, or of an intermediate, limit the certificates below it (crypto/x509 and others enforce that).
+	// Extended usages of the CA, or of an intermediate, limit the certificates below it (crypto/x509 and other
+	// implementations enforce that).
 	for _, cert := range append([]*x509.Certificate{cert}, path...) {
 		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) > 0 && !slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
 			made.limits = append(made.limits, cert)
@@ -162,8 +164,8 @@ func selfSigned(cert *x509.Certificate) bool {
 	return bytes.Equal(cert.RawIssuer, cert.RawSubject) && cert.CheckSignatureFrom(cert) == nil
 }
 
-// Certificate returns the certificate that signs. It must not be changed. If the key is elsewhere, it is the one that
-// signed last, or that [CA.SignsWith] has set.
+// Certificate returns the certificate that signs. It must not be changed. If the key is in another process, it is the
+// certificate that signed last or that [CA.SignsWith] has set.
 func (ca *CA) Certificate() *x509.Certificate { return ca.signs().cert }
 
 // signs returns the certificate that signs, with its chain.
@@ -192,9 +194,9 @@ func (ca *CA) Without(drop func(*x509.Certificate) bool) (*CA, error) {
 	return &left, nil
 }
 
-// Secret returns 32 bytes for one purpose that only holders of the CA's key know. It is the same in every process with
-// this key. The error means that the key is elsewhere or cannot be exported, for example because it is in a hardware
-// module.
+// Secret returns 32 bytes for one purpose that only holders of the CA's key know. Secret returns the same bytes in
+// every process with this key. The error means that the key is in another process or cannot be exported, for example
+// because it is in a hardware module.
 func (ca *CA) Secret(purpose string) ([]byte, error) {
 	if ca.remote != nil {
 		return nil, errElsewhere

@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// CrossSign certifies the key of another CA by this one, with the limits of that CA. It proves to those that trust this CA
-// that a holder of its key chose the other one, and lets them verify what the other one issues. The certificate ends with
-// the CA that ends first. CrossSign has no policy: the caller decides about the other CA.
+// CrossSign makes a cross certificate: this CA signs the key of another CA, with the limits of the other CA. It proves
+// to clients that trust this CA that a holder of its key approved the other CA. Such clients can then verify
+// certificates of the other CA. The cross certificate expires with the CA that expires first. CrossSign has no policy:
+// the caller decides about the other CA.
 func (ca *CA) CrossSign(other *x509.Certificate) (*x509.Certificate, error) {
 	if err := checkCA(other); err != nil {
 		return nil, err
@@ -23,9 +24,9 @@ func (ca *CA) CrossSign(other *x509.Certificate) (*x509.Certificate, error) {
 	}
 	template := *other
 	template.SerialNumber = newSerial()
-	template.SignatureAlgorithm = 0 // x509 takes the one of the key of this CA
+	template.SignatureAlgorithm = 0 // x509 selects it by the key of this CA
 	template.AuthorityKeyId = ca.cert.SubjectKeyId
-	template.CRLDistributionPoints, template.OCSPServer, template.IssuingCertificateURL = nil, nil, nil // of the other's issuer
+	template.CRLDistributionPoints, template.OCSPServer, template.IssuingCertificateURL = nil, nil, nil // of the other issuer
 	template.KeyUsage |= x509.KeyUsageCertSign                                                          // without the extension, every usage is allowed
 	template.NotBefore = time.Now().Add(-backdate).UTC().Truncate(time.Second)
 	if template.NotAfter.After(ca.cert.NotAfter) {

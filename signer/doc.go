@@ -3,7 +3,7 @@
 // certificate. Package signer/admission decides which machine may have which node name. Package signer/csr handles
 // CertificateSigningRequest objects.
 //
-// cfssl makes the certificates. It logs a line for each one to the standard logger. Importing this package turns that
-// log off, because cfssl also returns its errors. To turn it on, set Level in github.com/cloudflare/cfssl/log when
+// cfssl makes the certificates. It logs a line for each certificate to the standard logger. This package disables
+// that log, because cfssl also returns its errors. To enable it, set Level in github.com/cloudflare/cfssl/log when
 // the program starts.
 package signer

@@ -14,9 +14,9 @@ import (
 type Explanation struct {
 	// Decision is the decision that the authority would make.
 	Decision approval.Decision
-	// Steps are the decisions of each rule of the signer, in order and independent of each other. Then follow the
-	// checks of the signer, regardless of who approves (rule "signer"), of a revoked requester (rule "revocation", only
-	// if it refuses), and of the node name (rule "node-admission").
+	// Steps are the decisions of each rule of the signer, in order and independent of each other. Then come the checks
+	// of the signer for every approver (rule "signer"), of revocations (rule "revocation", only if the requester is
+	// revoked), and of the node name (rule "node-admission").
 	Steps []approval.Decision
 	// NotBefore and NotAfter are the validity of the certificate if it were signed now; zero if it would not be
 	// signed.
@@ -25,7 +25,7 @@ type Explanation struct {
 
 // Reasons of steps in [Explanation.Steps] that no rule made.
 const (
-	// ReasonInOrder: the signer would sign the request.
+	// ReasonInOrder: the request passes the checks of the signer.
 	ReasonInOrder = "InOrder"
 	// ReasonAdmitted: the requester may have the name.
 	ReasonAdmitted = "Admitted"

@@ -43,7 +43,7 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 
 // check parses a finished certificate and returns an error if it is not as expected. It is the last check before the
 // certificate is returned. It trusts only crypto/x509, which created the certificate and verified the signature with
-// the CA's public key. Without remote, that was in this process.
+// the CA's public key. Without remote, crypto/x509 did both in this process.
 func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	der, err := pemfile.One(certificate, pemfile.Certificate)
 	if err != nil {
@@ -98,9 +98,9 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 			return nil, fmt.Errorf("unexpected extension %s", ext.Id)
 		}
 	}
-	// crypto/x509 drops names of kinds that it does not know, so the comparisons above do not see them.
+	// crypto/x509 drops names of unknown kinds, so the comparisons above do not see them.
 	if err := pkcs10.CheckNames(cert.Extensions); err != nil {
-		return nil, fmt.Errorf("names: %v", err) // no decision about the request
+		return nil, fmt.Errorf("names: %v", err) // not an approval.Error, because this says nothing about the request
 	}
 	if len(cert.UnhandledCriticalExtensions) > 0 {
 		return nil, fmt.Errorf("critical extensions %v have parts that crypto/x509 does not know", cert.UnhandledCriticalExtensions)

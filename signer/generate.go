@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
-// GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster that has none. kubeadm uses the common
+// GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster without a CA. kubeadm uses the common
 // name "kubernetes" and a lifetime of ten years. The CA is valid from five minutes before now, for machines whose
 // clock is slow.
 func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, error) {

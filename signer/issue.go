@@ -25,21 +25,21 @@ import (
 
 // A Template describes the certificate that [Profile.Issue] makes.
 type Template struct {
-	// CSR contains the public key, the subject and the subject alternative names. Nothing else of it gets into the
-	// certificate.
+	// CSR contains the public key, the subject and the subject alternative names. The certificate takes nothing
+	// else from it.
 	CSR *x509.CertificateRequest
 	// Usages are the usages of the certificate; at least one.
 	Usages []certificates.KeyUsage
 	// Duration is the requested lifetime; zero leaves it to the profile.
 	Duration time.Duration
 	// SignerName is the name under which the policy of a signer process allows the certificate, if the key of the CA is
-	// elsewhere.
+	// in that process.
 	SignerName string
 }
 
 // Issue makes a certificate and returns it as PEM, followed by the intermediate certificates without the root. It
-// returns an [*approval.Error] if the request breaks the rules of the profile or of all signers. It does the same if
-// the request is not signed by its own key.
+// returns an [*approval.Error] if the request violates the rules of the profile or of all signers, or is not signed
+// with its own key.
 //
 // The certificate is what kube-controller-manager makes, except that cfssl adds a subject key identifier (RFC 5280,
 // section 4.2.1.2, recommends it). Issue keeps and re-encodes country, organization, organizational unit, locality,
@@ -55,7 +55,7 @@ func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
 	if err := p.refuses(checked.Request()); err != nil {
 		return nil, err
 	}
-	// There is no caller to cancel: a Remote limits the time itself.
+	// The caller has no context: a Remote limits its own time.
 	done, err := p.issue(context.Background(), ca, checked.Request(), t.Duration, now)
 	return done.chain, err
 }
@@ -66,16 +66,17 @@ type issued struct {
 	own   int               // length of the certificate itself, in bytes of chain
 	cert  *x509.Certificate // the certificate, parsed
 	ca    *x509.Certificate // the CA that signed it
-	// requester has the credentials that were proven, and that of the last certificate in a rejoin.
+	// requester has the proven credentials and, in a rejoin, the credential of the last certificate.
 	requester revocation.Subject
 }
 
-// issue makes the certificate of a request that the profile does not refuse; zero leaves the lifetime to the profile.
+// issue makes the certificate of a request that the profile allows. A zero lifetime leaves the lifetime to the
+// profile.
 func (p Profile) issue(ctx context.Context, ca *CA, r approval.Request, lifetime time.Duration, now time.Time) (issued, error) {
 	if ca == nil || ca.cert == nil {
 		return issued{}, errNoCA
 	}
-	if ca.remote != nil { // which of its CAs signs is known only afterwards
+	if ca.remote != nil { // only its response shows which of the CAs has signed
 		_, notAfter, err := p.Validity(ca.remote.latest(), lifetime, now)
 		if err != nil {
 			return issued{}, err
@@ -121,16 +122,17 @@ func sign(ca *CA, want expected) ([]byte, error) {
 		return nil, err
 	}
 	policy := &config.Signing{
-		// cfssl silently falls back to the default for an unknown profile. This default has no usages, so that it
-		// fails.
+		// cfssl silently falls back to the default for an unknown profile. This default has no usages, so that
+		// signing fails.
 		Default: &config.SigningProfile{Expiry: time.Minute},
 		Profiles: map[string]*config.SigningProfile{profileName: {
 			Usage:  cfsslUsages(want.usages),
-			Expiry: time.Minute, // not used: both times are given below
+			Expiry: time.Minute, // unused, because both times are given below
 			CSRWhitelist: &config.CSRWhitelist{
 				Subject: subject == nil, PublicKey: true, PublicKeyAlgorithm: true,
 				DNSNames: true, IPAddresses: true, EmailAddresses: true, URIs: true,
-				// Not SignatureAlgorithm: crypto/x509 selects it by the CA's key, as in kube-controller-manager.
+				// Leave SignatureAlgorithm unset: crypto/x509 selects it by the CA's key, as in
+				// kube-controller-manager.
 			},
 			ClientProvidesSerialNumbers: true,
 		}},
@@ -169,9 +171,10 @@ func newSerial() *big.Int {
 	}
 }
 
-// subjectOverride returns the subject that cfssl must use instead of the request's; nil if it may use the request's.
-// cfssl copies unknown attributes, for example an email address from openssl. kube-controller-manager drops them.
-// cfssl cannot set a street or postal code, so a subject with one of these and an unknown attribute is refused.
+// subjectOverride returns the subject that cfssl must use in place of the request's subject; nil if cfssl may use
+// the request's subject. cfssl copies unknown attributes, for example an email address from openssl.
+// kube-controller-manager drops them. cfssl cannot set a street or postal code, so a subject with one of these and
+// an unknown attribute is refused.
 func subjectOverride(request *x509.CertificateRequest) (*cfssl.Subject, error) {
 	var unknown asn1.ObjectIdentifier
 	for _, attribute := range request.Subject.Names {

@@ -42,8 +42,8 @@ func LoadEncryptedCA(certFile, keyFile, passphraseFile string) (*CA, error) {
 	return ca, nil
 }
 
-// LoadCAWithKey is [NewCA] for the certificates in a file, and a key that is for example in a hardware security module. Like
-// [LoadCA], it refuses a file that every user may write.
+// LoadCAWithKey is [NewCA] for the certificates in a file, and a key that may be, for example, in a hardware security
+// module. Like [LoadCA], it refuses a file that every user may write.
 func LoadCAWithKey(certFile string, key crypto.Signer) (*CA, error) {
 	certs, err := loadCertificates(certFile)
 	if err != nil {

@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	// backdate is how long before its issuance a certificate begins, for machines whose clock is slow.
+	// backdate is how long before the issuance the validity of a certificate begins, for machines whose clock
+	// is slow.
 	backdate = 5 * time.Minute
-	// shortLived is the lifetime below which a certificate does not end earlier by backdate. Five minutes are one
-	// percent of 8 hours.
+	// A certificate with a lifetime of at least shortLived expires earlier by backdate; a shorter one does not.
+	// Five minutes are one percent of 8 hours.
 	shortLived = 8 * time.Hour
 
 	// DefaultDuration is the default of [ProfileConfig.Default], as in kube-controller-manager.
@@ -30,8 +31,8 @@ const (
 	// DefaultMin is the default of [ProfileConfig.Min], as in kube-controller-manager.
 	DefaultMin = 10 * time.Minute
 	// MinDuration is the shortest lifetime that a profile may have. A kubelet renews after 70 to 90 percent of a
-	// certificate's validity, which begins five minutes before its issuance. With a lifetime below three minutes it
-	// could renew at once, in a loop.
+	// certificate's validity, which begins five minutes before its issuance. With a lifetime below three minutes, a
+	// kubelet could renew at once, in a loop.
 	MinDuration = 3 * time.Minute
 )
 
@@ -42,11 +43,11 @@ var ErrExpiredCA = errors.New("the CA has expired")
 type ProfileConfig struct {
 	// Usages are the allowed usages, at least one. A request need not ask for all of them.
 	Usages []certificates.KeyUsage
-	// Min is the shortest lifetime; a shorter request is raised to it. Zero means [DefaultMin].
+	// Min is the shortest lifetime; a request for less gets Min. Zero means [DefaultMin].
 	Min time.Duration
 	// Default is the lifetime if the request asks for none. Zero means [DefaultDuration].
 	Default time.Duration
-	// Max is the longest lifetime; a longer request is cut to it. Zero means Default.
+	// Max is the longest lifetime; a request for more gets Max. Zero means Default.
 	Max time.Duration
 	// Keys limits the public keys. The zero KeyPolicy allows all keys that are strong enough.
 	Keys KeyPolicy
@@ -92,7 +93,8 @@ func NewProfile(c ProfileConfig) (Profile, error) {
 	return Profile{c}, nil
 }
 
-// refuses returns an [*approval.Error] if the profile does not allow a request that [admission.Check] has accepted.
+// refuses returns an [*approval.Error] if the profile does not allow a request. [admission.Check] has accepted the
+// request before.
 func (p Profile) refuses(r approval.Request) error {
 	if err := p.config.Keys.check(r.CSR.PublicKey); err != nil {
 		return err
@@ -111,12 +113,12 @@ func (p Profile) refuses(r approval.Request) error {
 	return nil
 }
 
-// Validity is [Validity] for a requested lifetime. It is kept between Min and Max; zero means Default.
+// Validity is [Validity] for a requested lifetime, which it limits to the range from Min to Max; zero means Default.
 func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
 	d := p.config.Default
 	switch {
 	case requested == 0:
-	case requested > p.config.Max: // checked before the minimum, which may be larger
+	case requested > p.config.Max: // check before the minimum, which may be larger
 		d = p.config.Max
 	case requested < p.config.Min:
 		d = p.config.Min
@@ -126,9 +128,9 @@ func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now tim
 	return Validity(caNotAfter, d, now)
 }
 
-// Validity returns when a certificate that is issued now begins and ends, in whole seconds. The arithmetic is that of
-// kube-controller-manager: the certificate begins five minutes before now. It ends after the lifetime, less five minutes
-// if that is 8 hours or more, and never after caNotAfter. The error wraps [ErrExpiredCA].
+// Validity returns the start and end of the validity of a certificate that is issued now, in whole seconds. As in
+// kube-controller-manager, the certificate is valid from five minutes before now. It expires after the lifetime, less
+// five minutes if the lifetime is 8 hours or more, and never after caNotAfter. The error wraps [ErrExpiredCA].
 func Validity(caNotAfter time.Time, lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
 	if !now.Before(caNotAfter) {
 		return time.Time{}, time.Time{}, fmt.Errorf("%w: it expired at %s, the time is %s", ErrExpiredCA,
@@ -142,7 +144,8 @@ func Validity(caNotAfter time.Time, lifetime time.Duration, now time.Time) (notB
 	if notAfter.After(caNotAfter) {
 		notAfter = caNotAfter
 	}
-	// X.509 has no fractions of seconds. After truncation, the times can be compared with those of the certificate.
+	// X.509 has no fractions of seconds. After truncation, the times can be compared with the times in the
+	// certificate.
 	return notBefore.UTC().Truncate(time.Second), notAfter.UTC().Truncate(time.Second), nil
 }
 

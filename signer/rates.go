@@ -37,18 +37,20 @@ type allowance struct {
 	burst int
 }
 
-// allowances returns the rate limits that one more certificate counts against, or one more refusal with that entry.
+// allowances returns the rate limits that the next certificate of r uses up; with refusal, the limits that this
+// refusal uses up.
 //
-// A node has one allowance for all its requests. A bootstrap token has one, and each machine that joins with it has
-// another. So one machine that requests without end leaves some for the others. Any other requester may have
-// certificates signed for thousands of machines, so it has an allowance for each key.
+// A node has one allowance for all its requests. A bootstrap token has one allowance, and each machine that joins
+// with it has another. So one machine that requests without end leaves certificates for the other machines. Any
+// other requester may have certificates signed for thousands of machines, so it has an allowance for each key.
 //
-// Refusals have allowances of their own, so that refused requests do not keep a machine from renewing. They are not
-// counted by the key of the request, because a new key costs nothing.
+// Refusals have allowances of their own, so that refused requests do not block the renewal of a machine. There is
+// no allowance of refusals per key, because a new key costs nothing.
 //
-// The refusal of a rejoin, or of a revoked certificate, counts for the credential: the machine of that name may have
-// another one now. So does a certificate for a stranger, which holds a valid certificate of the name. All such credentials of
-// a name have one allowance together, because a disk may hold many.
+// The refusal of a rejoin or of a revoked certificate uses up the allowance of the credential, not of the node: another
+// machine may have the name now. A certificate for a stranger, which holds a valid certificate of the name, also uses
+// up the allowance of its credential. In addition, all such credentials of a name share one allowance, because a disk
+// may hold many.
 func (a *Authority) allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []allowance {
 	kind := "issued"
 	if refusal != nil {
@@ -79,8 +81,8 @@ func (a *Authority) allowances(r approval.Request, refusal *issuance.Entry, stra
 	return []allowance{machine(pkcs10.KeyID(r.CSR))}
 }
 
-// rates keeps what is left of each allowance. It drops an allowance that is not used for long, which is full at its
-// next use.
+// rates keeps the remaining part of each allowance. It drops an allowance that has not been used for long: the
+// allowance is full at its next use.
 type rates struct{ left twoGenCache[*rate.Limiter] }
 
 // check fails with [ReasonTooManyCertificates] if the user has used up one of the allowances.
@@ -91,7 +93,7 @@ func (l *rates) check(user string, all []allowance, now time.Time) error {
 	return err
 }
 
-// take takes one from each allowance, or fails as check does and takes none.
+// take takes one from each allowance. If one is used up, take fails like check and takes nothing.
 func (l *rates) take(user string, all []allowance, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()
@@ -139,10 +141,11 @@ func digestOf(texts ...string) digest {
 	return sha256.Sum256(all)
 }
 
-// maxRecent is how many values a twoGenCache keeps at least. It keeps at most twice as many. A value takes 130 bytes.
+// maxRecent is the minimum number of values that a full twoGenCache keeps. It keeps at most twice as many. A value
+// takes 130 bytes.
 const maxRecent = 16384
 
-// twoGenCache is a cache of the values that were put last. The caller must hold its lock.
+// twoGenCache is a cache of the values that were stored last. The caller must hold its lock.
 type twoGenCache[V any] struct {
 	sync.Mutex
 	last, earlier map[digest]V

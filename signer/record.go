@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// self is the approver of requests that the rules have approved.
+// self is the approver in entries of requests that the rules have approved.
 const self = "kubejoin"
 
 // recordTimeout is the timeout for storing an entry.
@@ -59,18 +59,18 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	return nil
 }
 
-// recordRefusal records a refusal, once for as long as it is the last known outcome of the request. The same refusal
-// may come again, because writing it to the CertificateSigningRequest failed.
+// recordRefusal records a refusal, unless the same refusal is the last recorded outcome of the request. The same
+// refusal may come again, because writing it to the CertificateSigningRequest failed.
 func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e issuance.Entry, refused *approval.Error) error {
 	e.Outcome, e.Reason, e.Message = issuance.Refused, refused.Reason, refused.Message
 	return a.recordOnce(ctx, r, e)
 }
 
-// repeatAfter is how long an outcome of requests over HTTP is not recorded again. So a search for refusals of the last
-// day also finds a machine that has retried for a week.
+// A repeated outcome of a request over HTTP is recorded again only after repeatAfter. So a search for refusals of the
+// last day also finds a machine that has retried for a week.
 const repeatAfter = time.Hour
 
-// recordOnce records an outcome unless it is the last one recorded for the request. It fails with
+// recordOnce records an outcome, unless it is the last recorded outcome of the request. It fails with
 // [ReasonTooManyCertificates] if the requester has used up its rate of such entries.
 func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuance.Entry) error {
 	if a.Record == nil {
@@ -112,8 +112,8 @@ func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *app
 	return refused
 }
 
-// entry returns the facts about a request, regardless of its outcome. The decision is the one that approved it, if
-// the rules did.
+// entry returns the facts about a request, regardless of its outcome. d is the decision of the rules that approved
+// the request; zero if someone else approved it.
 func (a *Authority) entry(r approval.Request, d approval.Decision) issuance.Entry {
 	e := issuance.Entry{
 		Time: a.now().UTC(), Signer: r.SignerName, Request: r.Name, RequestUID: r.UID, Requester: r.User, Approver: r.Approver,
@@ -145,8 +145,8 @@ func (a *Authority) entry(r approval.Request, d approval.Decision) issuance.Entr
 	return e
 }
 
-// Bounds of an entry, in bytes of its JSON. Anybody's request can be refused, and may hold ten thousand names. An
-// issued certificate contains the full values itself.
+// Bounds of an entry, in bytes of its JSON. Anybody can send a request that is refused, with up to ten thousand
+// names. An issued certificate contains the full values itself.
 const (
 	maxText  = 1024
 	maxList  = 100
@@ -182,7 +182,7 @@ func bounded(e issuance.Entry) issuance.Entry {
 	return e
 }
 
-// short cuts text to at most most bytes of JSON, before the ellipsis, and returns how many bytes it takes.
+// short truncates text to at most most bytes of JSON, before the ellipsis, and returns its size in JSON.
 func short(text string, most int) (cut string, size int) {
 	text = safetext.Text(text, most)
 	for i, r := range text {
@@ -204,8 +204,8 @@ func short(text string, most int) (cut string, size int) {
 // key identifies a request. A machine makes a new key pair for each request.
 func key(e issuance.Entry) digest { return digestOf(e.Signer, e.RequestUID, e.Requester, e.SPKI) }
 
-// lastRecorded caches the last recorded outcome of requests that were not signed. An outcome that it has dropped is recorded
-// twice, which does no harm.
+// lastRecorded caches the last recorded outcome of requests that were not signed. If it has dropped an outcome, the
+// outcome is recorded twice, which does no harm.
 type lastRecorded struct{ twoGenCache[recordedRefusal] }
 
 // recordedRefusal is the digest of a recorded outcome, and when it was recorded.
@@ -214,7 +214,7 @@ type recordedRefusal struct {
 	at   time.Time
 }
 
-// has reports whether what is the last outcome noted under key, and was noted after oldest.
+// has reports whether what is the last outcome stored under key, and was stored after oldest.
 func (t *lastRecorded) has(key, what digest, oldest time.Time) bool {
 	t.Lock()
 	defer t.Unlock()

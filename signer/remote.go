@@ -12,24 +12,24 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// An Order is a request that was decided and admitted, for a certificate from now on.
+// An Order asks a signer process to sign a request that was already decided and admitted.
 type Order struct {
 	Request approval.Request
 	// Made is when the order was made.
 	Made time.Time
-	// NotAfter is the end that [Profile.Validity] returns. The certificate may end earlier.
+	// NotAfter is the expiration that [Profile.Validity] returns. The certificate may expire earlier.
 	NotAfter time.Time
 }
 
-// notBefore is the beginning that [Validity] returns.
+// notBefore returns the same start of the validity as [Validity].
 func (o Order) notBefore() time.Time { return o.Made.Add(-backdate).UTC().Truncate(time.Second) }
 
-// A Remote signs for a CA whose key is elsewhere. Package signer/remote has one.
+// A Remote signs for a CA whose key is in another process. Package signer/remote has an implementation.
 type Remote interface {
-	// Sign returns the certificate of an order in PEM, without its chain. After an error the request is retried. It
-	// limits its own time.
+	// Sign returns the certificate of an order in PEM, without its chain. The caller retries the request after an
+	// error. Sign limits its own time.
 	Sign(ctx context.Context, o Order) ([]byte, error)
-	// Discarded is called for each certificate of Sign that is not what was ordered.
+	// Discarded is called for each certificate from Sign that does not match its order.
 	Discarded(o Order, why error)
 }
 
@@ -37,18 +37,18 @@ type Remote interface {
 // changes the policy.
 var ErrOrderRefused = errors.New("the signer process refuses the request")
 
-// elsewhere is a Remote, and the certificates with which it may sign.
+// elsewhere is a Remote with the CA certificates that it may sign with.
 type elsewhere struct {
 	Remote
 	issuers []issuer
-	last    atomic.Pointer[issuer] // the one that signed last; nil: none yet
+	last    atomic.Pointer[issuer] // the issuer that signed last; nil if none has signed
 }
 
 var errElsewhere = errors.New("the key of the CA is elsewhere (--cluster-signing-key-url): want --cluster-signing-key-file")
 
-// NewRemoteCA makes a CA whose key is elsewhere. Any of its certificates may sign, so that the other side can change the
-// key. Until the first certificate is issued or [CA.SignsWith] is called, [CA.Certificate] returns the valid one that
-// expires last.
+// NewRemoteCA makes a CA whose key is in another process. Any of certs may sign, so that the other process can change
+// the key. Until the first certificate is issued or [CA.SignsWith] is called, [CA.Certificate] returns the valid
+// certificate that expires last.
 func NewRemoteCA(certs []*x509.Certificate, remote Remote) (*CA, error) {
 	ca, found, err := newCA(certs, func(*x509.Certificate) bool { return true })
 	if err != nil {
@@ -64,7 +64,7 @@ func NewRemoteCA(certs []*x509.Certificate, remote Remote) (*CA, error) {
 	return ca, nil
 }
 
-// latest returns when the last of the certificates expires that may sign.
+// latest returns when the last certificate that may sign expires.
 func (e *elsewhere) latest() (end time.Time) {
 	for _, by := range e.issuers {
 		if by.cert.NotAfter.After(end) {
@@ -74,7 +74,8 @@ func (e *elsewhere) latest() (end time.Time) {
 	return end
 }
 
-// SignsWith sets the certificate that signs, if the key is elsewhere and this is one of the CA's certificates.
+// SignsWith records which certificate the other process signs with. It does nothing if the key is in this
+// process, or if cert is not a certificate of the CA.
 func (ca *CA) SignsWith(cert *x509.Certificate) {
 	if ca.remote == nil {
 		return
@@ -99,7 +100,7 @@ func LoadRemoteCA(certFile string, remote Remote) (*CA, error) {
 	return ca, nil
 }
 
-// issue orders a certificate, and checks all that it is.
+// issue orders a certificate from the other process, and checks every field of it.
 func (e *elsewhere) issue(ctx context.Context, o Order) (issued, error) {
 	certificate, err := e.Sign(ctx, o)
 	if err != nil {
@@ -131,16 +132,17 @@ func (e *elsewhere) check(o Order, certificate []byte) (issued, error) {
 			return issued{}, err
 		}
 		e.last.Store(by)
-		own := encodeCertificate(cert.Raw) // what was checked, and not what came with it
+		own := encodeCertificate(cert.Raw) // only the checked certificate, without other data in the response
 		return issued{chain: append(own, by.chain...), own: len(own), cert: cert, ca: by.cert}, nil
 	}
 	return issued{}, fmt.Errorf("issuer %q: none of the %d CAs here has signed it", cert.Issuer, len(e.issuers))
 }
 
 // SignOrder signs the order of another process, which has decided and admitted the request. It makes all checks of the
-// signer s, but asks neither its rules nor Facts, Nodes and Revocations, and has no rates. It returns the certificate in
-// PEM without its chain. The caller has compared o.Made with the clock. The certificate begins with the order. It ends
-// with the order, or earlier if the profile or the CA does. Like [Authority.Sign] it records what it signs and refuses; its errors are the same.
+// signer s, but does not use its rules, Facts, Nodes or Revocations, and has no rate limits. It returns the certificate
+// in PEM without its chain. The caller has compared o.Made with the clock. The certificate is valid from the start that
+// the order implies. It expires when the order says, or earlier if the profile or the CA requires that. Like
+// [Authority.Sign] it records what it signs and refuses; its errors are the same.
 func (a *Authority) SignOrder(ctx context.Context, s Signer, o Order) ([]byte, error) {
 	done, err := a.signOrder(s, o)
 	if recordErr := a.record(ctx, o.Request, approval.Decision{}, done, err); recordErr != nil {
@@ -165,7 +167,7 @@ func (a *Authority) signOrder(s Signer, o Order) (issued, error) {
 		return issued{}, err
 	}
 	notAfter := o.NotAfter.UTC().Truncate(time.Second)
-	for _, at := range []time.Time{o.Made, a.now()} { // no longer than the profile allows, from the earlier time on
+	for _, at := range []time.Time{o.Made, a.now()} { // the profile's limit counts from the earlier of the two times
 		_, end, err := s.profile.Validity(ca.cert.NotAfter, maxCALifetime, at)
 		if err != nil {
 			return issued{}, err

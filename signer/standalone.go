@@ -13,14 +13,14 @@ import (
 )
 
 // Standalone is [approval.Facts] without a cluster, and so without RBAC and Nodes. It permits what kubeadm's bindings
-// permit. Of a machine it knows only its name and the address that it connects from. The zero Standalone knows no DNS
-// names except a node's own name.
+// permit. About a machine, it knows only its name and the address that it connects from. The zero Standalone knows no
+// DNS names except a node's own name.
 type Standalone struct {
 	// Claims are the names that nodes have taken; nil means none.
 	Claims tokens.Claims
 	// DNSSuffixes are the domains that contain the nodes' DNS names, for example "example.com" or ".example.com".
 	DNSSuffixes []string
-	// Keep lists what no node may have in a serving certificate.
+	// Keep lists the addresses and names that no node may have in a serving certificate.
 	Keep approval.ClusterAddresses
 }
 
@@ -42,8 +42,8 @@ func (s Standalone) Allowed(_ context.Context, r approval.Request, p approval.Pe
 	return false, nil
 }
 
-// Node returns the requesting machine, and fails for any other. Its addresses are the one that it connects from, its
-// name, and its name under each suffix. Its client certificate proves its name.
+// Node returns the requesting machine, and fails for any other name. Its addresses are the address that it connects
+// from, its name, and its name under each suffix. Its client certificate proves its name.
 func (s Standalone) Node(_ context.Context, r approval.Request, name string) (approval.Node, error) {
 	if r.User != tokens.NodeUserPrefix+name || !approval.IsNode(r.User, r.Groups) {
 		return approval.Node{}, fmt.Errorf("node %s: %w: without a cluster, only the requesting node itself is known", name, approval.ErrNoNode)
@@ -58,7 +58,7 @@ func (s Standalone) Node(_ context.Context, r approval.Request, name string) (ap
 	return n, nil
 }
 
-// Reporters returns the nodes that have claimed a name which is among the addresses. It does not know the IP
+// Reporters returns the nodes that have claimed one of the addresses as their name. It does not know the IP
 // addresses of other machines.
 func (s Standalone) Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	reporters := map[string][]string{}

@@ -17,11 +17,11 @@ import (
 )
 
 // CheckTrust returns why clients would refuse certificates that a CA issues, or nil. Reasons are name constraints,
-// extended key usages, and the permitted length of the path to the root in bundle. It verifies the certificate of a node
-// for each of the usages. hosts are the DNS names and IP addresses in it.
+// extended key usages, and the permitted length of the path to the root in bundle. CheckTrust verifies a test
+// certificate of a node for each of the usages. hosts are the DNS names and IP addresses in this certificate.
 //
-// CheckTrust needs no private key: it verifies copies of the CAs that have keys of their own. It follows crypto/x509,
-// as Kubernetes does.
+// CheckTrust needs no private key: it uses copies of the CAs with new keys. It follows crypto/x509, as Kubernetes
+// does.
 func CheckTrust(ca *x509.Certificate, bundle []*x509.Certificate, usages []x509.ExtKeyUsage, hosts []string) error {
 	now := time.Now()
 	leaf := &x509.Certificate{
@@ -80,8 +80,8 @@ var (
 	oidAuthorityKeyID = asn1.ObjectIdentifier{2, 5, 29, 35}
 )
 
-// copyOf returns a template of a CA certificate with the subject and the extensions of another one, except those that
-// name a key.
+// copyOf returns a template with the subject and the extensions of a CA certificate, except extensions that identify
+// a key.
 func copyOf(ca *x509.Certificate) *x509.Certificate {
 	return &x509.Certificate{
 		RawSubject: ca.RawSubject,

@@ -13,8 +13,7 @@ import (
 type Verdict int
 
 const (
-	// None leaves the request alone: other approvers and people may decide it. It is the zero
-	// Verdict.
+	// None makes no decision: other approvers and people may decide the request. It is the zero Verdict.
 	None Verdict = iota
 	// Approve approves the request.
 	Approve
@@ -53,35 +52,35 @@ const (
 )
 
 // MaxWait is how long a request may wait, counted from its creation. By then the kubelet has given up the request: it
-// waits 15 minutes, or an hour if it does not rotate its client certificate, and then makes another one. A request
+// waits 15 minutes, or an hour if it does not rotate its client certificate. Then it creates a new request. A request
 // waits longer if a rule could not read a fact because of an error.
 const MaxWait = time.Hour
 
-// A Decision is a verdict and its reason. The zero Decision leaves the request alone and gives no reason.
+// A Decision is a verdict and its reason. The zero Decision has verdict None and gives no reason.
 type Decision struct {
 	Verdict Verdict
 	// Reason is machine-readable: one word in CamelCase out of a fixed set.
 	Reason string
 	// Message is a sentence for people.
 	Message string
-	// Rule is the name of the rule that decided; empty if none recognized the request.
+	// Rule is the name of the rule that decided; empty if no rule recognized the request.
 	Rule string
-	// Evidence lists what the rule found out, in a short sentence for each fact.
+	// Evidence lists the facts that the rule found, in a short sentence each.
 	Evidence []string
 }
 
-// A Rule decides the requests that it recognizes. It leaves all others alone with the zero Decision.
+// A Rule decides the requests that it recognizes. It returns the zero Decision for all other requests.
 type Rule interface {
 	// Name returns a short, constant name for Decision.Rule.
 	Name() string
-	// Decide decides one request. An error means that a fact is unavailable: the verdict is Wait, whatever the
-	// returned Decision says.
+	// Decide decides one request. An error means that a fact is unavailable: the verdict is Wait, regardless of
+	// the returned Decision.
 	Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 }
 
 // Decide asks the rules in order and returns the first verdict other than None. If there is none, it returns the
 // first None with a reason. If a rule fails, Decide returns Wait, and the error for the log: a later rule must
-// not approve what an earlier one could not decide. Without rules it leaves every request alone.
+// not approve a request that an earlier rule could not decide. Without rules it returns the zero Decision.
 func Decide(ctx context.Context, rules []Rule, r Request, f Facts) (Decision, error) {
 	undecided := Decision{Reason: ReasonNotRecognized, Message: "no approval rule applies to this request"}
 	for _, rule := range rules {
@@ -121,7 +120,8 @@ func ask(ctx context.Context, rule Rule, r Request, f Facts) (Decision, error) {
 		err = fmt.Errorf("rule %s: %w", rule.Name(), err)
 	}
 	d.Rule = rule.Name()
-	// Both may contain text that the requester chose. They go to conditions, Events and logs.
+	// Message and evidence may contain text that the requester chose. kubejoin writes them to conditions,
+	// Events and logs.
 	d.Message, d.Evidence = safetext.Text(d.Message, safetext.MaxMessage), slices.Clone(d.Evidence)
 	for i, seen := range d.Evidence {
 		d.Evidence[i] = safetext.Text(seen, safetext.MaxMessage)

@@ -13,19 +13,19 @@ import (
 // same reason.
 const ReasonValidation = "SignerValidationFailure"
 
-// An Error says why a request gets no certificate, or none yet. Verdict [Deny] means that the request will never be signed
-// as it is. [Wait] means that a retry may help, and [None] that somebody else may approve the request. Any other error is a
-// failure, which may be temporary. An Error is a [tokens.Refusal], too.
+// An Error says why a request gets no certificate, or no certificate yet. Verdict [Deny] means that the request will
+// never be signed as it is. [Wait] means that a retry may help, and [None] that somebody else may approve the request.
+// Any other error is a failure, which may be temporary. An Error is a [tokens.Refusal], too.
 type Error struct {
 	// Decision is the verdict, with its reason and a sentence for the requester.
 	Decision
 	// RetryAfter is how long the requester has to wait; zero if that is unknown.
 	RetryAfter time.Duration
-	// Err is the failure because of which the request waits, for the log; nil if there was none.
+	// Err is the failure that makes the request wait, for the log; nil if there was no failure.
 	Err error
 }
 
-// Error returns the text of Err, or Message without one.
+// Error returns the text of Err, or Message if Err is nil.
 func (e *Error) Error() string {
 	if e.Err != nil {
 		return e.Err.Error()

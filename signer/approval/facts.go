@@ -29,19 +29,19 @@ func (p Permission) String() string {
 // ErrNoNode is wrapped by errors of [Facts] if there is no Node of that name.
 var ErrNoNode = errors.New("no such Node")
 
-// A Node has what rules read from a Node object. Its kubelet writes all of it, so it is necessary evidence but never
-// sufficient.
+// A Node has the fields of a Node object that rules read. Its kubelet writes all of them, so they are necessary
+// evidence but never sufficient.
 type Node struct {
 	Name string
 	UID  string
 	// Addresses are the IP addresses and DNS names in the Node's status, unchanged.
 	Addresses []string
-	// NoNodeObject means that waiting adds no address: there is no Node object, and Addresses are those of the
-	// requesting machine.
+	// NoNodeObject means that there is no Node object, and Addresses are the addresses of the requesting
+	// machine. A rule then need not wait for more addresses.
 	NoNodeObject bool
 }
 
-// ClusterAddresses lists what no node may have in a serving certificate.
+// ClusterAddresses lists the addresses and names that no node may have in a serving certificate.
 type ClusterAddresses struct {
 	// Prefixes are the address ranges of Services.
 	Prefixes []netip.Prefix
@@ -57,11 +57,11 @@ type Facts interface {
 	// Allowed reports whether the requester has a permission, in a cluster by SubjectAccessReview.
 	Allowed(ctx context.Context, r Request, p Permission) (bool, error)
 	// Node returns the Node of that name, read live and not from a cache. The error wraps [ErrNoNode] if there is
-	// none. Where there are no Nodes, it returns the facts about the requesting machine.
+	// none. Without a cluster, it returns the facts about the requesting machine.
 	Node(ctx context.Context, r Request, name string) (Node, error)
 	// Reporters returns, by address, the names of other Nodes than name that report the address in any notation, or
 	// whose name it is.
 	Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error)
-	// ClusterAddresses returns what no node may have.
+	// ClusterAddresses returns the addresses and names that no node may have.
 	ClusterAddresses(ctx context.Context) (ClusterAddresses, error)
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // forbiddenPrefixes are addresses that do not belong to one machine, or that embed an IPv4 address. Narrower ranges
-// come before wider ones. Link-local IPv6 addresses are not among them: some clouds report them for each machine, and
-// an operator may allow them with a range of their own.
+// come before wider ones. They do not include link-local IPv6 addresses: some clouds report such an address for each
+// machine, and an operator may allow them with a separate range.
 var forbiddenPrefixes = []struct {
 	kind   string
 	prefix netip.Prefix
@@ -47,8 +47,8 @@ func forbiddenAddress(a netip.Addr) string {
 	return ""
 }
 
-// forbiddenName returns whose name it is if no kubelet may have it, or else an empty string. The name must be in lower
-// case.
+// forbiddenName returns the owner of a name that no kubelet may have; empty if a kubelet may have the name. The name
+// must be in lower case.
 func forbiddenName(name string) string {
 	labels := strings.Split(name, ".")
 	last := labels[len(labels)-1]

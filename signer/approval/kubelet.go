@@ -63,7 +63,7 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 	}, nil
 }
 
-// notPermitted leaves a request alone, because its requester may not do what.
+// notPermitted returns None for a request whose requester lacks the permission what.
 func notPermitted(r Request, what string) Decision {
 	return Decision{
 		Reason:   ReasonNotPermitted,
@@ -102,7 +102,7 @@ func CheckKubeletClient(r Request) error {
 	return CheckUsages(r, certificates.UsageDigitalSignature, certificates.UsageClientAuth)
 }
 
-// CheckNodeSubject returns an error unless the subject of a request is that of a node: organization exactly
+// CheckNodeSubject returns an error unless the subject of a request is a node's subject: organization exactly
 // system:nodes, common name system:node:NAME, NAME not empty.
 func CheckNodeSubject(r Request) error {
 	if r.CSR == nil {
@@ -123,7 +123,7 @@ func CheckNodeSubject(r Request) error {
 }
 
 // CheckUsages returns an error unless a request has exactly the required usages, with or without key encipherment.
-// RSA keys use key encipherment in TLS 1.2, others do not need it. Kubernetes allows it for every key.
+// RSA keys use key encipherment in TLS 1.2; other keys do not need it. Kubernetes allows it for every key.
 func CheckUsages(r Request, required ...certificates.KeyUsage) error {
 	missing := func(u certificates.KeyUsage) bool { return !slices.Contains(r.Usages, u) }
 	other := func(u certificates.KeyUsage) bool {

@@ -31,7 +31,7 @@ func (MaySign) Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 	var may Permission
 	for _, verb := range verbs {
 		allowed := false
-		// The order of kube-apiserver's CertificateSigning admission.
+		// Check in the order of kube-apiserver's CertificateSigning admission.
 		for _, name := range []string{r.SignerName, domain + "/*"} {
 			permission := Permission{Verb: verb, Resource: "signers", Name: name}
 			var err error

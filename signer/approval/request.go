@@ -13,7 +13,7 @@ import (
 // equivalent from another source. User, UserUID, Groups and Extra must come from the authenticator, never from the
 // requester.
 type Request struct {
-	// Name and UID are those of the CertificateSigningRequest object; empty if there is none.
+	// Name and UID identify the CertificateSigningRequest object; empty if there is none.
 	Name string
 	UID  string
 	// SignerName is the signer, for example "kubernetes.io/kube-apiserver-client-kubelet".
@@ -32,7 +32,7 @@ type Request struct {
 	// From is the address that the requester's connection came from. It is invalid if unknown, for example for
 	// CertificateSigningRequest objects.
 	From netip.Addr
-	// Approver is the user who has already approved the request; empty if nobody has.
+	// Approver is the user who has already approved the request; empty if the request is not approved.
 	Approver string
 	// Rejoin is the key that a node without a valid certificate has proven in the TLS handshake. It is nil for all other
 	// requesters. Only the server of that handshake sets it.
@@ -41,7 +41,7 @@ type Request struct {
 	CSR *x509.CertificateRequest
 }
 
-// byHand tells a person how to have the request signed.
+// byHand returns instructions for a person who wants the request signed.
 func byHand(r Request) string {
 	if r.Name == "" { // there is no object
 		return "an operator can sign it with: kubejoin sign --signer " + r.SignerName
@@ -52,11 +52,11 @@ func byHand(r Request) string {
 	return "to approve it by hand: kubectl certificate approve " + r.Name
 }
 
-// A Rejoin is the key that a TLS handshake has proven. It is that of an expired certificate of the node, or the key that
+// A Rejoin is the key that a TLS handshake has proven: the key of an expired certificate of the node, or the key that
 // is bound to the node.
 type Rejoin struct {
 	// Key is the ID of the key, see pkcs10.IDOfKey.
 	Key string
-	// NotAfter is the end of the expired certificate. It is zero for a bound key.
+	// NotAfter is when the expired certificate expired. It is zero for a bound key.
 	NotAfter time.Time
 }

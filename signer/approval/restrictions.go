@@ -8,7 +8,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Reasons of an [*Error] for what an API server refuses at admission. They are the names of its plugins.
+// Reasons of an [*Error] for requests that an API server refuses at admission. They are the names of its plugins.
 const (
 	// ReasonSubjectRestriction: the subject is in a group for which no certificate is issued.
 	ReasonSubjectRestriction = "CertificateSubjectRestriction"
@@ -16,11 +16,11 @@ const (
 	ReasonNodeRestriction = "NodeRestriction"
 )
 
-// CheckAdmission returns an [*Error] for what an API server refuses before it creates a CertificateSigningRequest
-// object, regardless of RBAC. It is for requests that have no such object:
+// CheckAdmission returns an [*Error] for a request that an API server refuses before it creates a
+// CertificateSigningRequest object, regardless of RBAC. It is for requests that have no such object:
 //
 //   - The subject must not be in group system:masters (admission plugin CertificateSubjectRestriction, here for every
-//     signer but [SuperAdminSigner]). signer.Profile.Issue refuses it as well, because the plugin can be off.
+//     signer but [SuperAdminSigner]). signer.Profile.Issue also refuses it, because the plugin can be disabled.
 //   - A node may request the certificate of a node only for itself (NodeRestriction).
 func CheckAdmission(r Request) error {
 	if r.CSR == nil {
@@ -38,7 +38,7 @@ func CheckAdmission(r Request) error {
 	return nil
 }
 
-// IsNode reports whether user is a node, by the rules of an API server.
+// IsNode reports whether an API server treats the user as a node.
 func IsNode(user string, groups []string) bool {
 	return strings.HasPrefix(user, tokens.NodeUserPrefix) && slices.Contains(groups, tokens.NodesGroup)
 }
@@ -52,8 +52,8 @@ const (
 )
 
 // CheckSubject refuses a subject in group system:masters with the given reason. The exception is [SuperAdmin] at
-// [SuperAdminSigner], in no other group and not by a CertificateSigningRequest object: a cluster that has such objects
-// has its RBAC already.
+// [SuperAdminSigner], if the subject has no other group and the request has no CertificateSigningRequest object: a
+// cluster that has such objects already has its RBAC.
 func CheckSubject(r Request, reason string) error {
 	subject := r.CSR.Subject
 	if !slices.Contains(subject.Organization, tokens.MastersGroup) {

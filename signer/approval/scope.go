@@ -20,11 +20,11 @@ type ServingScope struct {
 	// may always have the name of its Node.
 	DNSSuffixes []string
 	// ControlPlane lists names and patterns, as in [tokens.MatchNodeName], of nodes that may have the addresses and
-	// names of the API server. On such a machine the kubelet and the API server share them. Only the operator may be
-	// able to give out these node names.
+	// names of the API server. On such a machine, the kubelet and the API server share these addresses and names.
+	// Make sure that only the operator can assign these node names.
 	ControlPlane []string
-	// LeaveAlone lists reasons of [DenialReasons]. A request that KubeletServing would deny for one of them gets None
-	// instead, so that a person or another approver can decide.
+	// LeaveAlone lists reasons of [DenialReasons]. If KubeletServing would deny a request for a listed reason, it
+	// returns None instead, so that a person or another approver can decide.
 	LeaveAlone []string
 }
 
@@ -113,11 +113,12 @@ func ParseServingSuffix(text string) (string, error) {
 	return suffix, nil
 }
 
-// linkLocal are the link-local IPv6 addresses (RFC 4291, section 2.5.6). Machines on two links may have the same one.
+// linkLocal are the link-local IPv6 addresses (RFC 4291, section 2.5.6). Machines on two links may have the same
+// link-local address.
 var linkLocal = netip.MustParsePrefix("fe80::/10")
 
-// cidr returns the first range that allows an address. A range that is wider than linkLocal allows no address of it: an
-// operator who gives such a range means addresses that belong to one machine.
+// cidr returns the first range that allows an address. A range that is wider than linkLocal allows no link-local
+// address: an operator who gives such a range means addresses that belong to one machine.
 func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
 	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool {
 		return p.Contains(a) && (p.Bits() >= linkLocal.Bits() || !linkLocal.Contains(a))

@@ -17,31 +17,32 @@ import (
 )
 
 // MaxNames is how many subject alternative names a certificate may have. Kubernetes sets no limit. A kubelet requests
-// all that its Node reports, which can be more than a hundred addresses.
+// all addresses that its Node reports, which can be more than a hundred.
 const MaxNames = 500
 
 // Reasons of [KubeletServing].
 const (
 	// ReasonNotByNode is given with None: the requester is not the node itself.
 	ReasonNotByNode = "NotRequestedByNode"
-	// ReasonScopeNotConfigured is given with Wait: the operator has not configured what kubelets may serve as.
+	// ReasonScopeNotConfigured is given with Wait: the operator has not configured the names and addresses that
+	// kubelets may have.
 	ReasonScopeNotConfigured = "ServingScopeNotConfigured"
 	// ReasonTooManyNames is given with Deny: the request has more than [MaxNames] names and addresses.
 	// [ServingScope.LeaveAlone] can turn this and the next two reasons into None.
 	ReasonTooManyNames = "ServingTooManyNames"
 	// ReasonNameForbidden is given with Deny: no kubelet may have this address or name.
 	ReasonNameForbidden = "ServingNameForbidden"
-	// ReasonNameReserved is given with Deny: the name or address is that of the API server, kubejoin or a Service.
+	// ReasonNameReserved is given with Deny: the name or address belongs to the API server, kubejoin or a Service.
 	ReasonNameReserved = "ServingNameReserved"
 	// ReasonNameOutOfScope is given with None: the operator has not allowed the name or address.
 	ReasonNameOutOfScope = "ServingNameOutOfScope"
 	// ReasonNameOfOther is given with None: another Node reports the name or address, or it is the name of another
 	// Node.
 	ReasonNameOfOther = "ServingNameOfAnotherNode"
-	// ReasonNodeNotFound is given with Wait: the Node does not exist, or not yet.
+	// ReasonNodeNotFound is given with Wait: the Node does not exist now.
 	ReasonNodeNotFound = "NodeNotFound"
-	// ReasonAddressNotReported is given with Wait: the Node does not report the name or address, or not yet. Where
-	// there are no Node objects ([Node.NoNodeObject]) it is given with None, because waiting does not help.
+	// ReasonAddressNotReported is given with Wait: the Node does not report the name or address now. Without Node
+	// objects ([Node.NoNodeObject]) it is given with None, because waiting does not help.
 	ReasonAddressNotReported = "AddressNotReported"
 )
 
@@ -50,15 +51,16 @@ const (
 // them, and no other Node does. A kubelet writes its own Node, so the report alone is never enough. With a zero scope
 // every request waits.
 //
-// KubeletServing denies only what no kubelet may have, unless the scope leaves it alone. It leaves alone what an operator
-// can allow, or a person can approve. It compares addresses by value, and names without regard to case and a final dot. It denies IPv4 addresses
-// in any IPv6 form. Labels that begin with xn-- are out of scope, because people may mistake them for another name.
-// Only a suffix of the scope may have such labels.
+// KubeletServing denies a request only for a name or address that no kubelet may have. It returns None, and does not
+// deny, if LeaveAlone lists the reason, or if an operator or a person could still allow the name. It compares addresses
+// by value, and names without regard to case and a final dot. It denies IPv4 addresses in any IPv6 form. Labels that
+// begin with xn-- are out of scope, because people may mistake them for another name. Only a suffix of the scope may
+// have such labels.
 //
 // [NewKubeletServing] makes one. The zero KubeletServing has the zero scope.
 type KubeletServing struct{ scope ServingScope } // whose suffixes have no leading dot
 
-// NewKubeletServing returns the rule with a scope. The error is that of [ServingScope.Check].
+// NewKubeletServing returns the rule with a scope. The error is the error of [ServingScope.Check].
 func NewKubeletServing(scope ServingScope) (KubeletServing, error) {
 	if err := scope.Check(); err != nil {
 		return KubeletServing{}, err
@@ -73,8 +75,8 @@ func NewKubeletServing(scope ServingScope) (KubeletServing, error) {
 // Name returns "kubelet-serving".
 func (KubeletServing) Name() string { return "kubelet-serving" }
 
-// Decide first denies what no kubelet may have. Then it leaves alone what belongs to another Node or is out of scope.
-// Then it waits for the Node to report the rest.
+// Decide first denies names and addresses that no kubelet may have. Then it returns None for a name or address that
+// belongs to another Node or is outside the scope. Then it waits for the Node to report all names and addresses.
 func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
 	if r.SignerName != certificates.KubeletServingSignerName || CheckKubeletServing(r) != nil {
 		return Decision{}, nil
@@ -88,7 +90,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 		}, nil
 	}
 	if k.scope.IsZero() {
-		remedy := "or check its names and approve it by hand" // the names were not checked, so without the command
+		remedy := "or check its names and approve it by hand" // without the command to approve, because the names were not checked
 		if r.Name == "" {
 			remedy = byHand(r)
 		}
@@ -137,7 +139,7 @@ type servingName struct {
 
 func (n servingName) String() string { return n.text }
 
-// evidence is what the rule has found out so far.
+// evidence has the facts that the rule has found so far.
 type evidence struct {
 	names []servingName
 	seen  []string
@@ -148,14 +150,15 @@ func (e *evidence) saw(format string, args ...any) {
 	e.seen = append(e.seen, fmt.Sprintf(format, args...))
 }
 
-// deny returns a denial. kubejoin denies only what the machine has to change.
+// deny returns a denial. Use it only if the machine has to change its request.
 func deny(reason, format string, args ...any) *Decision {
 	message := fmt.Sprintf(format, args...) + "; remove it on the machine, and restart its kubelet, which then requests another certificate"
 	return &Decision{Verdict: Deny, Reason: reason, Message: message, Evidence: []string{message}}
 }
 
-// CheckServingNames returns an error if a request for a serving certificate has a name or an address that no kubelet may
-// have, whatever the scope is. It also returns one for an address that no range allows as one of [ServingScope.CIDRs].
+// CheckServingNames returns an error if a request for a serving certificate has a name or an address that no kubelet
+// may have, regardless of the scope. It also returns an error for an address that no range in ranges would allow in
+// [ServingScope.CIDRs].
 func CheckServingNames(r Request, ranges []netip.Prefix) error {
 	names, refusal := parseServing(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix), r)
 	if refusal != nil {
@@ -169,7 +172,7 @@ func CheckServingNames(r Request, ranges []netip.Prefix) error {
 	return nil
 }
 
-// within narrows, in a message, the ranges that could allow an address.
+// within returns the part of a message that says which kind of range could allow an address.
 func within(a netip.Addr) string {
 	if linkLocal.Contains(a) {
 		return " within " + linkLocal.String()
@@ -203,7 +206,7 @@ func parseServing(node string, r Request) ([]servingName, *Decision) {
 		add(servingName{text: a.String(), address: a})
 	}
 	for _, text := range r.CSR.DNSNames {
-		// Before the conversion to lower case, which makes ASCII of the Kelvin sign.
+		// Check this before the conversion to lower case, which turns the Kelvin sign into an ASCII letter.
 		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == '*' || c >= 0x7f }) {
 			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %.300q: want printable ASCII characters and no wildcard", text)
 		}
@@ -226,11 +229,11 @@ func isNumbers(name string) bool {
 	return len(labels) > 1 && !slices.ContainsFunc(labels, func(label string) bool { return !dnsname.EndsInNumber(label) })
 }
 
-// A message about names that are out of scope lists maxOutside of them, each in maxReason bytes. Otherwise the command at
-// its end would be cut off.
+// A message about names that are out of scope lists at most maxOutside names, with maxReason bytes for each. A longer
+// message would be truncated, without the command at its end.
 const maxOutside, maxReason = 3, 200
 
-// scoped leaves names and addresses alone that the operator has not allowed.
+// scoped returns None if the request has a name or an address that the operator has not allowed.
 func (k KubeletServing) scoped(_ context.Context, node string, r Request, _ Facts, e *evidence) (Decision, error) {
 	var outside []string
 	for _, n := range e.names {
@@ -249,7 +252,7 @@ func (k KubeletServing) scoped(_ context.Context, node string, r Request, _ Fact
 	return Decision{Reason: ReasonNameOutOfScope, Message: strings.Join(outside, "; ") + "; " + byHand(r)}, nil
 }
 
-// allows returns what in the scope allows a name or address, for people.
+// allows returns the part of the scope that allows a name or address, in words for people.
 func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if n.address.IsValid() {
 		p, ok := k.scope.cidr(n.address)
@@ -258,11 +261,11 @@ func (k KubeletServing) allows(node string, n servingName) (string, error) {
 		}
 		return fmt.Sprintf("in the configured range %s", p), nil
 	}
-	if err := checkDNSName(n.text); err != nil && n.text != node { // a Node is named as Kubernetes allows
+	if err := checkDNSName(n.text); err != nil && n.text != node { // a Node name need not be a host name
 		return "", err
 	}
 	label, suffix := n.text, ""
-	for _, l := range k.scope.labels(n.text) { // the longest suffix counts
+	for _, l := range k.scope.labels(n.text) { // use the longest suffix
 		if len(l) < len(label) {
 			label, suffix = l, n.text[len(l)+1:]
 		}
@@ -304,8 +307,8 @@ func (k KubeletServing) ofCluster(ctx context.Context, node string, _ Request, f
 	return Decision{}, nil
 }
 
-// others leaves alone what another Node reports, until that Node is gone. It does the same for another Node's name below
-// a suffix, even if that Node does not report it.
+// others returns None for a name or address that another Node reports, until that Node is deleted. It also returns None
+// for another Node's name below a suffix, even if that Node does not report it.
 func (k KubeletServing) others(ctx context.Context, node string, r Request, f Facts, e *evidence) (Decision, error) {
 	var asked []string
 	for _, n := range e.names {

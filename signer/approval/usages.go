@@ -8,7 +8,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// The usages of certificates.k8s.io. cfssl has the same names. "cert sign" and "crl sign" are left out, because
+// The usages of certificates.k8s.io. cfssl has the same names. "cert sign" and "crl sign" are missing, because
 // kubejoin issues no CA certificates.
 var (
 	keyUsages = map[certificates.KeyUsage]x509.KeyUsage{

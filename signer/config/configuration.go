@@ -42,20 +42,21 @@ type Signer struct {
 	CA CAFiles `yaml:"ca,omitempty"`
 	// Duration is the lifetime of certificates.
 	Duration Duration `yaml:"duration,omitempty"`
-	// Usages are the allowed usages. None means the built-in usages of a signer that Kubernetes defines.
+	// Usages are the allowed usages. An empty list means the built-in usages of a signer that Kubernetes defines.
 	Usages []certificates.KeyUsage `yaml:"usages,omitempty" list:"usages" want:"a usage such as \"server auth\""`
-	// Subject is what subjects are allowed. Nil allows those that the built-in rules of a signer of Kubernetes allow.
+	// Subject describes the allowed subjects. Nil, which only a signer of Kubernetes may have, means that only its
+	// built-in rules apply.
 	Subject *Subject `yaml:"subject,omitempty"`
-	// Names are the allowed subject alternative names. Nil allows those that the built-in rules of a signer of
-	// Kubernetes allow.
+	// Names are the allowed subject alternative names. Nil, which only a signer of Kubernetes may have, means
+	// that only its built-in rules apply.
 	Names *Names `yaml:"names,omitempty"`
-	// Keys are the allowed public keys. If the file does not give them, all keys that are strong enough are allowed.
+	// Keys are the allowed public keys. If the file has no keys, all keys that are strong enough are allowed.
 	Keys Keys `yaml:"keys,omitempty"`
-	// Approval are the names of approval rules, in order. None means that kubejoin approves no request of
-	// this signer.
+	// Approval are the names of approval rules, in order. An empty list means that kubejoin approves no request
+	// of this signer.
 	Approval []string `yaml:"approval,omitempty" list:"rules" want:"the name of a rule"`
 
-	policy func(approval.Request) error // more checks, those of a policy
+	policy func(approval.Request) error // the additional checks of a policy
 	path   string                       // for example signers[2]
 }
 
@@ -67,7 +68,7 @@ type CAFiles struct {
 	PassphraseFile string `yaml:"passphraseFile,omitempty" want:"the path of a file"`
 }
 
-// A Duration limits the lifetime of certificates; Default is for requests that ask for none. If only one of
+// A Duration limits the lifetime of certificates; Default is for requests without a lifetime. If only one of
 // Default and Max is set, it is used for both.
 type Duration struct {
 	Min     Lifetime `yaml:"min,omitempty"`
@@ -85,7 +86,7 @@ type Subject struct {
 // Names are the allowed subject alternative names.
 type Names struct {
 	// DNS are patterns. A * matches one or more characters of one label, and never a literal *. The pattern ** matches
-	// each name that kubeadm writes into certificates, wildcards too.
+	// each name that kubeadm writes into certificates, including wildcards.
 	DNS []string `yaml:"dns,omitempty" list:"DNS names"`
 	// Wildcards are literal names such as *.example.com.
 	Wildcards []string `yaml:"wildcards,omitempty" list:"wildcard DNS names"`
@@ -98,14 +99,14 @@ type Names struct {
 	URIs []string `yaml:"uris,omitempty" list:"URIs"`
 }
 
-// Keys are the allowed public keys. A type of keys that is not given is not allowed.
+// Keys are the allowed public keys. Key types that are not listed are not allowed.
 type Keys struct {
 	RSA     *RSAKeys `yaml:"rsa,omitempty"`
 	ECDSA   []string `yaml:"ecdsa,omitempty" list:"curves" only:"P-256|P-384|P-521"`
 	Ed25519 bool     `yaml:"ed25519,omitempty" want:"true or false"`
 }
 
-// RSAKeys limits the size of RSA keys. Zero is the limit that holds for every signer.
+// RSAKeys limits the size of RSA keys. Zero means the limit that applies to every signer.
 type RSAKeys struct {
 	Min Bits `yaml:"min,omitempty"`
 	Max Bits `yaml:"max,omitempty"`
@@ -120,8 +121,8 @@ func Open(file string, d Defaults) (*Configuration, map[string]signer.Signer, er
 	return Compile(file, content, d)
 }
 
-// Compile is [Parse] and [Configuration.Build]. One [Errors] holds the mistakes that either finds: Build
-// also checks the valid parts of a file with mistakes.
+// Compile is [Parse] and [Configuration.Build]. One [Errors] holds the mistakes that both find: Build also
+// checks the valid parts of a file with mistakes.
 func Compile(file string, content []byte, d Defaults) (*Configuration, map[string]signer.Signer, error) {
 	c := parse(file, content)
 	signers, err := c.Build(d)
@@ -135,7 +136,7 @@ func Parse(file string, content []byte) (*Configuration, error) {
 	return result(c, c.document.errs)
 }
 
-// parse returns what could be read, and its document has the mistakes.
+// parse returns the fields that it could read. The document in it has the mistakes.
 func parse(file string, content []byte) *Configuration {
 	c := &Configuration{}
 	c.document = newDocument(file, Kind, content, c)

@@ -2,7 +2,7 @@ package config
 
 import _ "embed"
 
-// Default is a file with the signers that kubejoin has without a file.
+// Default is a file with the signers that kubejoin uses if no file is given.
 //
 //go:embed default.yaml
 var Default string
@@ -15,7 +15,7 @@ var Kubeadm = Default + "\n" + kubeadm
 //go:embed kubeadm.yaml
 var kubeadm string
 
-// DefaultPolicy is a policy that allows what nodes get.
+// DefaultPolicy is a policy that allows the certificates of nodes.
 //
 //go:embed policy.yaml
 var DefaultPolicy string

@@ -19,8 +19,9 @@ import (
 // A document decodes a YAML file strictly into a struct. It keeps the line of each field, and collects the mistakes.
 //
 // Tags of a struct say what its fields may contain. yaml is the name of the field, and ",omitempty" makes it optional.
-// list describes a list, and want a text or a boolean. only has the texts that are allowed, with | between them. The
-// other scalars, such as [Lifetime], implement yaml.Unmarshaler, and their errors say what is expected.
+// list describes the items of a list for errors, and want describes a text or a boolean. only lists the allowed texts,
+// separated by |. The other scalars, such as [Lifetime], implement yaml.Unmarshaler, and their errors say what is
+// expected.
 type document struct {
 	file  string
 	lines map[string]int  // by path, for example signers[2].duration
@@ -60,8 +61,8 @@ func newDocument(file, kind string, content []byte, into any) *document {
 	return d
 }
 
-// anchored returns the first node with an anchor, or nil. An alias needs an anchor before it. With aliases, few bytes
-// can expand to very many.
+// anchored returns the first node with an anchor, or nil. An alias is possible only after an anchor. With aliases,
+// few bytes can expand to very many.
 func anchored(n *yaml.Node) *yaml.Node {
 	if n.Anchor != "" {
 		return n
@@ -85,12 +86,12 @@ func (d *document) notYAML(content []byte, err error) {
 		line = bytes.Count(before, []byte("\n")) + 1
 	}
 	if anchor != "" || strings.Contains(text, "expected alphabetic or numeric character") {
-		text = fmt.Sprintf("%.200s: put a value that begins with * in quotes", text) // many patterns do
+		text = fmt.Sprintf("%.200s: put a value that begins with * in quotes", text) // many patterns begin with *
 	}
 	d.failAt(line, "", "invalid YAML: %s", strings.ToValidUTF8(text, ""))
 }
 
-// fail reports a mistake in a field, at the line of the field or of what it is missing in.
+// fail reports a mistake in a field, at the line of the field or, if the field is missing, of its parent.
 func (d *document) fail(path, format string, args ...any) {
 	at := path
 	for d.lines[at] == 0 && at != "" {

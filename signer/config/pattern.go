@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// checkText returns why a text is not a valid pattern of a common name, or nil.
+// checkText returns nil, or why a text is not a valid pattern of a common name.
 func checkText(pattern string) error {
 	if strings.ContainsFunc(pattern, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		return fmt.Errorf("%s given, want only printable characters", quoted(pattern))
@@ -23,7 +23,7 @@ func checkText(pattern string) error {
 }
 
 // matchText matches a common name or an organization. A * matches zero or more characters. Names with the
-// reserved Kubernetes prefix only match a pattern that has this prefix, too.
+// reserved Kubernetes prefix match only patterns with the same prefix.
 func matchText(pattern, value string) bool {
 	if strings.HasPrefix(value, tokens.SystemPrefix) && !strings.HasPrefix(pattern, tokens.SystemPrefix) {
 		return false
@@ -40,7 +40,7 @@ func matchParts(pattern, value, separator string) bool {
 	return slices.EqualFunc(strings.Split(pattern, separator), strings.Split(value, separator), matchPart)
 }
 
-// checkDNSName returns why a name is not a DNS name in lower case, or nil. The error quotes given.
+// checkDNSName returns nil, or why a name is not a DNS name in lower case. The error quotes the text given.
 func checkDNSName(name, given string) error {
 	if !dnsname.IsHost(name) || name != strings.ToLower(name) || dnsname.EndsInNumber(name) {
 		return fmt.Errorf("%s given, want a DNS name of at most 253 characters: labels of [a-z0-9-] separated by dots, other letters in xn-- form, the last one not a number", quoted(given))
@@ -78,7 +78,7 @@ func matchDNS(pattern, name string) bool {
 	return dnsname.IsHost(name) && !dnsname.EndsInNumber(name) && matchParts(pattern, strings.ToLower(name), ".")
 }
 
-// checkWildcard returns why a name is not of the form *.example.com, or nil.
+// checkWildcard returns nil, or why a name does not have the form *.example.com.
 func checkWildcard(name string) error {
 	domain, found := strings.CutPrefix(name, "*.")
 	if !found || !strings.Contains(domain, ".") {
@@ -136,7 +136,7 @@ func checkURIPattern(pattern string) error {
 // uriPattern has the host, and the path without the slash before it.
 var uriPattern = regexp.MustCompile(`^[a-z0-9+.-]+://([^/]*)/?([!$&-;=@-Z\[\]_a-z~]*)$`)
 
-// dots finds a ".", ".." or empty segment in a path. The path begins after the first slash, and may end with one.
+// dots finds a ".", ".." or empty segment in a path. The path begins after the first slash, and may end with a slash.
 var dots = regexp.MustCompile(`^/|//|(^|/)\.{1,2}(/|$)`)
 
 // matchURI matches a URI that has only scheme, host and path.

@@ -26,15 +26,15 @@ const (
 	maxBurst = 100_000
 )
 
-// MaxOrders is how many orders all requesters of a policy together can send within ordersWithin. The signer process keeps
-// the hash of each of them for as long as the order is valid.
+// MaxOrders is how many orders all requesters of a policy together can send within ordersWithin. The signer process
+// keeps the hash of each order for as long as the order is valid.
 const (
 	MaxOrders    = 1 << 18
 	ordersWithin = 2 * remote.MaxSkew
 )
 
-// OverflowUID is the user that Linux reports by default for every user without a number in a user namespace. So it names
-// nobody.
+// OverflowUID is the user that Linux reports by default for every user without a number in a user namespace. So it
+// identifies no user.
 const OverflowUID = 65534
 
 // A Policy says who gets which certificates from a signer process. [LoadPolicy] makes one. It must not be changed.
@@ -47,12 +47,12 @@ type Policy struct {
 type Requester struct {
 	// Name is the common name of its client certificate.
 	Name string
-	// UID is the user that it runs as, for a Unix socket; -1 if there is none.
+	// UID is the user ID of its process, for a Unix socket; -1 if there is none.
 	UID int
 	// QPS and Burst limit its requests.
 	QPS   float64
 	Burst int
-	// Signers are what it may have signed, by signer name.
+	// Signers are the signers that the requester may use, by signer name.
 	Signers map[string]signer.Signer
 
 	defined []Signer
@@ -99,12 +99,12 @@ func ParsePolicy(file string, content []byte, ca func() (*signer.CA, error)) (*P
 	return result(d.policy(&f, ca), d.errs)
 }
 
-// Named returns the requester with a client certificate of that common name.
+// Named returns the requester whose client certificate has that common name.
 func (p *Policy) Named(name string) (Requester, bool) {
 	return p.find(func(q Requester) bool { return q.Name == name })
 }
 
-// Of returns the requester that runs as a user.
+// Of returns the requester whose process runs as the user uid.
 func (p *Policy) Of(uid int) (Requester, bool) {
 	return p.find(func(q Requester) bool { return q.UID == uid && uid >= 0 })
 }
@@ -125,8 +125,8 @@ func (p *Policy) orders() (sum float64) {
 	return sum
 }
 
-// Warnings returns what a valid policy allows that may be dangerous: certificates of servers that could be the API server,
-// and of users with names that Kubernetes or kubeadm reserves.
+// Warnings returns the permissions of a valid policy that may be dangerous: for certificates of servers that could be
+// the API server, and of users with names that Kubernetes or kubeadm reserves.
 func (p *Policy) Warnings() (all []string) {
 	for _, q := range p.Requesters {
 		for _, s := range q.defined {
@@ -198,8 +198,8 @@ func (d *document) policy(f *policyFile, ca func() (*signer.CA, error)) *Policy 
 	return p
 }
 
-// restrict applies what a policy requires of a signer beyond a SignerConfiguration. Its requester decides and may lie about
-// who the request is from, so only the contents of the certificate count.
+// restrict applies the additional requirements of a policy on a signer. The requester decides about requests, and may
+// lie about who sent a request. So the policy restricts only the contents of the certificate.
 func (d *document) restrict(s *Signer, no *never) {
 	at := s.path + "."
 	for _, name := range []string{"ca", "approval"} {
@@ -224,13 +224,13 @@ func (d *document) restrict(s *Signer, no *never) {
 	}
 }
 
-// never are names and addresses in no certificate.
+// never are names and addresses that no certificate may contain.
 type never struct {
 	names []string // patterns in lower case
 	ips   []netip.Prefix
 }
 
-// check compares the common name, the node name in it, DNS names and addresses.
+// check returns an error if the common name, the node name in it, a DNS name or an address is forbidden.
 func (v *never) check(r approval.Request) error {
 	common := r.CSR.Subject.CommonName
 	names := append([]string{common, strings.TrimPrefix(common, tokens.NodeUserPrefix)}, r.CSR.DNSNames...)

@@ -14,7 +14,7 @@ import (
 // A Lifetime is a lifetime of certificates.
 type Lifetime time.Duration
 
-// UnmarshalYAML reads a text such as 720h.
+// UnmarshalYAML parses a text such as 720h.
 func (l *Lifetime) UnmarshalYAML(n *yaml.Node) error {
 	d, _ := time.ParseDuration(n.Value) // zero after an error
 	if n.ShortTag() != "!!str" || d < signer.MinDuration {
@@ -32,7 +32,7 @@ func (b *Bits) UnmarshalYAML(n *yaml.Node) error {
 	return whole(n, (*int)(b), pkcs10.MinRSABits, pkcs10.MaxRSABits, fmt.Sprintf("a number of bits from %d to %d", pkcs10.MinRSABits, pkcs10.MaxRSABits))
 }
 
-// A uid is the number of a user.
+// A uid is a user ID.
 type uid int
 
 func (u *uid) UnmarshalYAML(n *yaml.Node) error {
@@ -43,7 +43,7 @@ func (u *uid) UnmarshalYAML(n *yaml.Node) error {
 	return err
 }
 
-// A qps is a number of certificates a second.
+// A qps is a rate of certificates per second.
 type qps float64
 
 func (q *qps) UnmarshalYAML(n *yaml.Node) error {
@@ -54,14 +54,14 @@ func (q *qps) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// A burst is a number of certificates at once.
+// A burst is the maximum number of certificates at once.
 type burst int
 
 func (b *burst) UnmarshalYAML(n *yaml.Node) error {
 	return whole(n, (*int)(b), 1, maxBurst, fmt.Sprintf("1 to %d certificates at once", maxBurst))
 }
 
-// whole decodes a number without a fraction.
+// whole decodes an integer.
 func whole(n *yaml.Node, to *int, least, most int, want string) error {
 	if n.ShortTag() != "!!int" || n.Decode(to) != nil || *to < least || *to > most {
 		return fmt.Errorf("%s given, want %s", describe(n), want)

@@ -11,11 +11,11 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Defaults are the values for fields that a file leaves out.
+// Defaults are the values of fields that are missing in a file.
 type Defaults struct {
-	// CA returns the CA of the cluster, for signers without one. Nil means that the cluster has none.
+	// CA returns the CA of the cluster, for signers without a CA. Nil means that there is no such CA.
 	CA func() (*signer.CA, error)
-	// Duration is the default and maximum lifetime of certificates, for signers that set neither. Zero is
+	// Duration is the default and maximum lifetime of certificates, for signers that set neither. Zero means
 	// [signer.DefaultDuration].
 	Duration time.Duration
 	// Scope limits the names and addresses in kubelets' serving certificates, for rule kubelet-serving.
@@ -26,7 +26,7 @@ type Defaults struct {
 // Mistakes are returned as an [Errors].
 func (c *Configuration) Build(d Defaults) (map[string]signer.Signer, error) {
 	doc := *c.document
-	doc.wrong = maps.Clone(doc.wrong) // the next call begins without the errors of this one
+	doc.wrong = maps.Clone(doc.wrong) // the next call must begin without the errors of this call
 	signers := doc.build(c.Signers, d)
 	return result(signers, doc.errs)
 }
@@ -48,7 +48,7 @@ func (d *document) build(from []Signer, defaults Defaults) map[string]signer.Sig
 		case source == nil:
 			d.fail(at+"ca", "missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file")
 		}
-		// Check the duration first, with any usages: those of the signer may be invalid.
+		// Check the duration first, with arbitrary usages, because the usages of the signer may be invalid.
 		profile := signer.ProfileConfig{Usages: required[certificates.KubeAPIServerClientSignerName], Min: time.Duration(s.Duration.Min), Max: time.Duration(s.Duration.Max)}
 		profile.Default = cmp.Or(time.Duration(cmp.Or(s.Duration.Default, s.Duration.Max)), defaults.Duration)
 		if !d.wrong[at+"duration"] {

@@ -24,14 +24,14 @@ var required = map[string][]certificates.KeyUsage{
 	certificates.KubeAPIServerClientSignerName:        {certificates.UsageClientAuth},
 }
 
-// ruleSigners are the signers of those rules that handle requests of one signer only.
+// ruleSigners maps rules that handle requests of only one signer to this signer.
 var ruleSigners = map[string]string{
 	approval.SelfNodeClient{}.Name(): certificates.KubeAPIServerClientKubeletSignerName,
 	approval.NodeClient{}.Name():     certificates.KubeAPIServerClientKubeletSignerName,
 	approval.KubeletServing{}.Name(): certificates.KubeletServingSignerName,
 }
 
-// checkName returns why a signer name is invalid, or nil. It allows what kube-apiserver allows in
+// checkName returns nil, or why a signer name is invalid. It allows the names that kube-apiserver allows in
 // spec.signerName. In the domain of Kubernetes it allows only the built-in signers.
 func checkName(name string) error {
 	domain, path, _ := strings.Cut(name, "/")
@@ -49,7 +49,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// signers returns those items of a list that are mappings, and checks them.
+// signers checks the items of a list, and returns the items that are mappings.
 func (d *document) signers(path string, items []Signer) (signers []Signer) {
 	for i, s := range items {
 		s.path, s.policy = fmt.Sprintf("%s[%d]", path, i), func(approval.Request) error { return nil }
@@ -82,7 +82,7 @@ func (d *document) signer(s *Signer) {
 	subject, names := cmp.Or(s.Subject, &Subject{}), cmp.Or(s.Names, &Names{})
 	d.each(at+"subject.commonNames", subject.CommonNames, checkText)
 	d.each(at+"subject.organizations", subject.Organizations, checkText)
-	// At issue, SuperAdminSigner refuses every other subject in the group.
+	// When it issues, SuperAdminSigner refuses every other subject in the group.
 	if i := slices.Index(subject.Organizations, tokens.MastersGroup); i >= 0 && s.Name != approval.SuperAdminSigner {
 		d.fail(fmt.Sprintf("%ssubject.organizations[%d]", at, i), "%q is not allowed: permissions of this group cannot be revoked", tokens.MastersGroup)
 	}
@@ -112,7 +112,7 @@ func (d *document) signer(s *Signer) {
 	}
 }
 
-// byName checks what signers with this name may have.
+// byName checks the fields that depend on the name of the signer.
 func (d *document) byName(s *Signer) {
 	at, kubernetes := s.path+".", signer.KubernetesUsages(s.Name)
 	_, extended, _ := approval.X509Usages(s.Usages)
@@ -150,7 +150,7 @@ func (d *document) byName(s *Signer) {
 	}
 }
 
-// each checks each text of a list. A text that could not be read is empty, and has an error.
+// each checks each text of a list. A text that could not be read is empty, and its error is already reported.
 func (d *document) each(path string, list []string, check func(string) error) {
 	for i, text := range list {
 		if text != "" {
@@ -159,7 +159,7 @@ func (d *document) each(path string, list []string, check func(string) error) {
 	}
 }
 
-// policy returns the policy of valid keys.
+// policy converts valid Keys to a [signer.KeyPolicy].
 func (k Keys) policy() (p signer.KeyPolicy) {
 	if k.RSA != nil {
 		p.MinRSA, p.MaxRSA = cmp.Or(int(k.RSA.Min), pkcs10.MinRSABits), cmp.Or(int(k.RSA.Max), pkcs10.MaxRSABits)

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Retention is how long a request is kept, by its state. Zero is kube-controller-manager's time, except for
-// denied requests: five minutes instead of an hour. A kubelet that is denied creates about a hundred
+// Retention is how long a Cleaner keeps a request, by its state. Zero means kube-controller-manager's time,
+// except for denied requests: five minutes instead of an hour. A kubelet that is denied creates about a hundred
 // requests an hour. A request whose certificate has expired is deleted at once.
 type Retention struct {
 	// Issued is how long after its approval an issued request is kept; zero is 1 h.
@@ -43,8 +43,8 @@ func (r Retention) withDefaults() Retention {
 	}
 }
 
-// Due returns when a request is to be deleted, and because of which state: "issued", "expired", "denied",
-// "failed", "pending" or "unissued". The zero time means never.
+// Due returns when a request is due for deletion, and its state: "issued", "expired", "denied", "failed",
+// "pending" or "unissued". The zero time means never.
 func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Time, state string) {
 	r = r.withDefaults()
 	at := func(t time.Time, after time.Duration, s string) {
@@ -79,7 +79,7 @@ func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Ti
 	return due, state
 }
 
-// A Cleaner deletes requests that are done as soon as they are due. kube-controller-manager does so once an
+// A Cleaner deletes finished requests as soon as they are due. kube-controller-manager deletes them once an
 // hour.
 type Cleaner struct {
 	// Client talks to the API server.
@@ -111,16 +111,16 @@ func (c Cleaner) Run(ctx context.Context) error {
 	return loop.Loop{
 		Name: "csr-cleaner",
 		Step: func(ctx context.Context) (time.Time, error) { return c.step(ctx, c.Informer.GetStore(), log, cleaned) },
-		// The loop needs no hint. A request is kept for at least one sweep after each change, so the next
-		// sweep sees it in time.
+		// The loop needs no hint. Requests are kept for at least one sweep after each change, so the next sweep
+		// finds them in time.
 		Sweep:      min(loop.DefaultSweep, r.Issued, r.Denied, r.Failed, r.Pending, r.Unissued),
 		Logger:     c.Logger,
 		Registerer: c.Registerer,
 	}.Run(ctx)
 }
 
-// step deletes requests that are due, and returns when the next one is. A failed deletion does not stop the
-// others.
+// step deletes requests that are due, and returns when the next request is due. A failed deletion does not stop
+// the others.
 func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, cleaned *prometheus.CounterVec) (next time.Time, err error) {
 	var errs []error
 	for _, obj := range store.List() {
@@ -142,7 +142,7 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 			return time.Time{}, err
 		}
 		err := c.Client.CertificatesV1().CertificateSigningRequests().Delete(ctx, csr.Name, metav1.DeleteOptions{
-			// Do not delete a request that was created again or has changed. The next step checks that one.
+			// Do not delete a request that was created again or has changed. The next step checks it again.
 			Preconditions: &metav1.Preconditions{UID: &csr.UID, ResourceVersion: &csr.ResourceVersion},
 		})
 		switch {

@@ -35,9 +35,8 @@ const (
 	// Backoff after a failure, and while a rule waits for a fact.
 	firstRetry, lastRetry = 200 * time.Millisecond, 15 * time.Second
 	// Backoff while the requester lacks a permission that an administrator may still grant, or while the policy of the
-	// signer process refuses the request. Each try is a
-	// SubjectAccessReview, and such requests stay for a day. kube-controller-manager backs off up to 1000 s
-	// as well.
+	// signer process refuses the request. Each attempt is a SubjectAccessReview, and such requests exist for a day.
+	// kube-controller-manager also backs off up to 1000 s.
 	firstPermissionRetry, lastPermissionRetry = time.Second, 1000 * time.Second
 	// handleTimeout limits the time that one request is in progress.
 	handleTimeout = time.Minute
@@ -61,9 +60,9 @@ type Controller struct {
 	// Sign issues certificates for approved requests of the authority's signers, regardless of who
 	// approved them.
 	Sign bool
-	// Shadow decides and writes nothing to the cluster. It only logs and counts in
-	// kubejoin_csr_shadow_total what the controller would do. The authority's Nodes must be
-	// [admission.Nodes.DryRun], and its Record must be nil.
+	// Shadow makes the controller decide without writing to the cluster. It only logs what it would do, and
+	// counts it in kubejoin_csr_shadow_total. The authority's Nodes must be [admission.Nodes.DryRun], and its
+	// Record must be nil.
 	Shadow bool
 	// Again receives a hint when the authority's configuration has changed, so that waiting requests may be
 	// decided now. Nil means no hints.
@@ -77,7 +76,7 @@ type Controller struct {
 	Registerer prometheus.Registerer
 }
 
-// key identifies an object. client-go's fake client sets no UID, so the name belongs to it.
+// key identifies an object. It includes the name, because client-go's fake client sets no UID.
 type key struct {
 	name string
 	uid  types.UID
@@ -108,7 +107,7 @@ type handler struct {
 
 	mu         sync.Mutex
 	steps      map[key]step
-	written    map[key][][]byte // certificates whose write may not be confirmed yet
+	written    map[key][][]byte // certificates of writes in progress, and of writes without a response
 	lastReason map[key]string   // the last reported reason to wait
 }
 
@@ -149,7 +148,7 @@ func (c Controller) Run(ctx context.Context) error {
 	h.fair = newFairQueue(maxInProgress, func(i item) { running.Go(func() { h.work(ctx, i) }) })
 
 	if _, found := h.byNode.GetIndexers()[byNode]; !found { // the caller's informer
-		_ = informer.AddIndexers(nodeIndex) // fails on a stopped informer, and so does AddEventHandler
+		_ = informer.AddIndexers(nodeIndex) // fails only on a stopped informer: AddEventHandler then fails, too
 	}
 	registration, err := informer.AddEventHandler(h.handlers())
 	if err != nil {
@@ -196,8 +195,8 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, initial bool) {
 			if csr, ok := obj.(*certificates.CertificateSigningRequest); ok {
-				// Certificates issued before this process started are not reported. Otherwise every restart
-				// would report them again.
+				// Do not report certificates issued before this process started. Otherwise every restart would
+				// report them again.
 				h.observe(csr, !initial && issued(csr))
 			}
 		},
@@ -205,7 +204,7 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 			old, ok := before.(*certificates.CertificateSigningRequest)
 			csr, ok2 := now.(*certificates.CertificateSigningRequest)
 			if ok && ok2 {
-				if old.UID != csr.UID { // deleted and created again, of which a relist shows only the result
+				if old.UID != csr.UID { // the object was deleted and created again; a relist shows only the new object
 					h.forget(old)
 				}
 				h.observe(csr, issued(csr) && (!issued(old) || old.UID != csr.UID))
@@ -222,7 +221,7 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 	}
 }
 
-// observe queues a request that needs work, and reports one whose certificate has just been issued.
+// observe queues a request that needs work, and reports a request whose certificate has just been issued.
 func (h *handler) observe(csr *certificates.CertificateSigningRequest, justIssued bool) {
 	if justIssued && !h.Shadow {
 		h.noticeIssued(csr)
@@ -298,9 +297,9 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 }
 
 // awaitServer blocks until the API server responds. Its caller stays in progress meanwhile. Once as many requests
-// have failed as may be in progress, no other request starts. Otherwise each queued request would fail by itself,
-// and would be in a long backoff when the API server returns. The probe does not depend on the request that failed,
-// so no single request can block the others. All wait for the same probe.
+// have failed as may be in progress, no other request starts. Otherwise each queued request would fail, and would
+// be in a long backoff when the API server works again. The probe does not depend on the request that failed, so no
+// single request can block the others. All callers wait for the same probe.
 func (h *handler) awaitServer(ctx context.Context) {
 	_ = h.probes.Do(ctx, struct{}{}, struct{}{}, func(ctx context.Context, _ []struct{}) { // fails when ctx ends
 		_ = outage.Wait(ctx, func(ctx context.Context) error {
@@ -316,7 +315,7 @@ func (h *handler) awaitServer(ctx context.Context) {
 	})
 }
 
-// stopped reports whether the controller is stopping. Errors are not failures then.
+// stopped reports whether the controller is stopping. Its errors are then not counted as failures.
 func stopped(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
 func (h *handler) mark(k key, s step) {

@@ -29,8 +29,8 @@ const (
 	retryLater              // a permission is missing
 )
 
-// attempts is how often a request is re-read after a conflict with other writers. After that it backs off
-// like any failure.
+// attempts is how often a request is re-read after a conflict with other writers. After that, the request backs
+// off like any failure.
 const attempts = 5
 
 // sync does the remaining work for one request.
@@ -50,13 +50,13 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 		}
 	}()
 	csr := cached.DeepCopy() // the cache is shared
-	// The cache lacks labels and annotations of an object that is too large, and an update would write it
-	// without them.
+	// Re-read an object that is too large: the cache lacks its labels and annotations, and an update would
+	// remove them.
 	stale := cutReason(csr) != nil && has(csr, certificates.CertificateApproved)
 	switch h.step(keyOf(csr)) {
 	case finished:
 		return noRetry, nil
-	case approved: // the rules need not decide again
+	case approved: // the rules need not decide
 		stale = stale || !has(csr, certificates.CertificateApproved)
 	}
 	for range attempts {
@@ -84,8 +84,8 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 	return retrySoon, nil
 }
 
-// handle decides a pending request and signs an approved one. After a Conflict, the caller re-reads the
-// object and tries again.
+// handle decides a pending request and signs an approved one. After a Conflict, the caller re-reads the object
+// and retries.
 func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigningRequest) (retry, error) {
 	r, refusal := Request(csr)
 	csr.ManagedFields = nil // nil leaves managedFields on the API server unchanged
@@ -95,7 +95,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 	var admission *signer.Admission
 	if !has(csr, certificates.CertificateApproved) {
 		if refusal != nil {
-			// kubejoin does not approve it. A person may deny it, or approve it; then signing fails.
+			// kubejoin does not approve the request. A person may deny it. If a person approves it, signing fails.
 			h.leaveAlone(csr, refusal)
 			return noRetry, nil
 		}
@@ -178,7 +178,7 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	return admission, noRetry, nil
 }
 
-// decided returns the error of Decide, or one with the decision to approve.
+// decided returns the error of Decide. Without an error, it returns an approval.Error with the decision to approve.
 func decided(m *signer.Admission, err error) approval.Error {
 	if no, found := errors.AsType[*approval.Error](err); found {
 		return *no
@@ -190,7 +190,7 @@ func decided(m *signer.Admission, err error) approval.Error {
 // limit. By default a cleaner deletes pending requests after the same time.
 const maxUndecided = 24 * time.Hour
 
-// wait reports until when kubejoin retries a request, or that it gives up.
+// wait reports until when kubejoin retries a request, or that kubejoin gives up.
 func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.Decision, log *slog.Logger) retry {
 	maxWait := approval.MaxWait
 	// An approved request waits only for the rate limit. It may be old, because a person approved it late.
@@ -223,8 +223,8 @@ func (h *handler) leaveAlone(csr *certificates.CertificateSigningRequest, why er
 	}
 }
 
-// reportOnce records an Event that says why a request is not decided or signed, unless the last reported
-// reason is the same. It reports whether it recorded one.
+// reportOnce records an Event that says why a request is not decided or signed, unless the last reported reason
+// is the same. It returns whether it recorded an Event.
 func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
 	changed := h.reasonChanged(csr, d.Reason)
 	if changed {
@@ -233,7 +233,7 @@ func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d appr
 	return changed
 }
 
-// reasonChanged stores why a request waits, and reports whether that differs from the reason stored before.
+// reasonChanged stores why a request waits, and reports whether the reason has changed.
 func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, reason string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -262,7 +262,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	var err error
 	if admission != nil {
 		chain, err = h.Authority.SignAdmitted(ctx, admission)
-	} else { // a person, another program or an earlier try of kubejoin approved it
+	} else { // a person, another program or an earlier attempt of kubejoin approved it
 		chain, err = h.Authority.Sign(ctx, r)
 	}
 	no, found := errors.AsType[*approval.Error](err)
@@ -283,8 +283,8 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	return noRetry, nil
 }
 
-// countIssued counts a certificate that kubejoin wrote, once. That is when the API server has responded, or
-// when the cache shows the certificate because the response is late or lost.
+// countIssued counts a certificate that kubejoin wrote, once: when the API server has responded, or when the
+// cache shows the certificate because the response is late or lost.
 func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.finish(csr) {
 		return
@@ -320,8 +320,8 @@ func failedBy(reason, message string) certificates.CertificateSigningRequestCond
 // errGone means that the object was deleted meanwhile.
 var errGone = errors.New("the request was deleted")
 
-// writeStatus writes once. The API server lets nobody change a certificate or remove the condition Failed.
-// It returns a Conflict unchanged, so that the caller re-reads the request.
+// writeStatus writes once. The API server does not allow anybody to change a certificate or to remove the
+// condition Failed. It returns a Conflict unchanged, so that the caller re-reads the request.
 func (h *handler) writeStatus(ctx context.Context, csr *certificates.CertificateSigningRequest, doing string) error {
 	began := time.Now()
 	_, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{FieldManager: FieldManager})
@@ -365,7 +365,7 @@ func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 func (h *handler) wrote(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// There is more than one after a write whose response was lost.
+	// After a write whose response was lost, there is more than one certificate.
 	h.written[keyOf(csr)] = append(h.written[keyOf(csr)], csr.Status.Certificate)
 }
 
@@ -376,8 +376,8 @@ func (h *handler) isOurs(csr *certificates.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(h.written[keyOf(csr)], func(c []byte) bool { return bytes.Equal(c, csr.Status.Certificate) })
 }
 
-// noticeIssued counts a certificate that has just appeared. It reports a certificate that another signer
-// wrote, because kubejoin's checks at signing did not apply to it.
+// noticeIssued counts a certificate that has just appeared in the cache. If another signer wrote it,
+// noticeIssued reports it, because kubejoin did not check it.
 func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.signs(csr) {
 		return

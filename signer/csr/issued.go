@@ -17,19 +17,19 @@ import (
 	utilretry "k8s.io/client-go/util/retry"
 )
 
-// Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete these an hour after they
-// were issued, so there are no older certificates.
+// Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete issued requests after
+// an hour, so there are no older certificates.
 func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
 	return all, each(ctx, client, func(csr *certificates.CertificateSigningRequest, c revocation.Certificate) {
-		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
+		if cert := leaf(csr); cert != nil { // another signer may have issued a malformed certificate
 			all = append(all, revocation.CertificateOf(c.TokenID, c.Requester, cert))
 		}
 	})
 }
 
-// Withdraw sets condition Failed on the approved requests of revoked requesters that have no certificate. A signer that is
-// about to write one then gets a conflict. signs reports whether kubejoin signs for a signer name. revoked gets only a TokenID
-// and a Requester.
+// Withdraw sets condition Failed on the approved requests of revoked requesters that have no certificate. A signer that
+// is about to write such a certificate then gets a conflict. signs reports whether kubejoin signs for a signer name.
+// The Certificate that revoked gets has only TokenID and Requester.
 func Withdraw(ctx context.Context, client kubernetes.Interface, signs func(signerName string) bool, revoked func(revocation.Certificate) bool) error {
 	var open []*certificates.CertificateSigningRequest
 	if err := each(ctx, client, func(csr *certificates.CertificateSigningRequest, c revocation.Certificate) {
@@ -86,7 +86,7 @@ func isOpen(csr *certificates.CertificateSigningRequest) bool {
 	return len(csr.Status.Certificate) == 0 && has(csr, certificates.CertificateApproved) && !has(csr, certificates.CertificateFailed)
 }
 
-// each calls do with each request of a cluster. Of the certificate, only TokenID and Requester are set.
+// each calls do with each request of a cluster. The revocation.Certificate has only TokenID and Requester.
 func each(ctx context.Context, client kubernetes.Interface, do func(*certificates.CertificateSigningRequest, revocation.Certificate)) error {
 	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CertificatesV1().CertificateSigningRequests().List(ctx, options)

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// FieldManager is the name under which kubejoin writes CSR objects. The API server keeps it in
-// managedFields. So kubejoin recognizes a certificate that another signer wrote.
+// FieldManager is the name under which kubejoin writes CSR objects. The API server keeps it in managedFields,
+// so kubejoin recognizes certificates that another signer wrote.
 const FieldManager = "kubejoin"
 
 // maxRest is the maximum size in bytes of metadata and spec, without the PKCS #10 request, of an object
@@ -25,9 +25,9 @@ const FieldManager = "kubejoin"
 const maxRest = 64 << 10
 
 // NewInformer returns an informer for all CSR objects that [Controller] and [Cleaner] can share. The caller
-// runs it. It removes what these two do not need. An issued object keeps neither its request and usages,
-// nor its requester except for the user name. In managedFields only the approver and the writer of the
-// certificate remain. An object that is too large keeps the reason and what [Cleaner] needs.
+// runs it. It removes fields that these two do not need. An issued object loses its request, its usages and its
+// requester, except for the user name. In managedFields only the approver and the writer of the certificate
+// remain. An object that is too large keeps only the reason and the fields that [Cleaner] needs.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	informer := cache.NewSharedIndexInformer(outage.Follow(client, client.CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nodeIndex)
@@ -41,9 +41,9 @@ var certificateField = metav1.NewFieldsV1(`"f:certificate"`)
 // manager is the reason.
 const cutMark = "kubejoin/too-large"
 
-// strip removes from an object what nothing here reads, before it is cached: a growing cluster may have ten
-// thousand objects. Labels and annotations stay, because an update of the status writes them back. Any
-// requester can create objects of a megabyte; strip keeps little of those.
+// strip removes the fields that this package does not read from an object before it is cached: a growing
+// cluster may have ten thousand objects. Labels and annotations stay, because an update of the status writes
+// them back. Any requester can create objects of a megabyte; strip keeps only a small part of them.
 func strip(obj any) (any, error) {
 	csr, ok := obj.(*certificates.CertificateSigningRequest)
 	if !ok || cutReason(csr) != nil { // an informer may pass an object twice
@@ -129,7 +129,7 @@ func approvalWriter(csr *certificates.CertificateSigningRequest) string {
 }
 
 // approver returns which program approved the request: the API server records the field manager and not the
-// user. Without that record it returns the reason of the condition.
+// user. Without a field manager, approver returns the reason of the condition.
 func approver(csr *certificates.CertificateSigningRequest) string {
 	for _, c := range csr.Status.Conditions {
 		if c.Type == certificates.CertificateApproved {
@@ -141,8 +141,8 @@ func approver(csr *certificates.CertificateSigningRequest) string {
 
 func issued(csr *certificates.CertificateSigningRequest) bool { return len(csr.Status.Certificate) > 0 }
 
-// has reports whether the request has a condition. The API allows Approved and Denied only with status
-// True. A Failed condition with status False or Unknown does not count.
+// has reports whether the request has a condition. The API allows Approved and Denied only with status True.
+// has ignores a Failed condition with status False or Unknown.
 func has(csr *certificates.CertificateSigningRequest, kind certificates.RequestConditionType) bool {
 	for _, c := range csr.Status.Conditions {
 		if c.Type == kind && (c.Status == "" || c.Status == corev1.ConditionTrue) {

@@ -8,17 +8,17 @@ const (
 	callsPerSecond = 4000
 	// leastInProgress is the limit if the latency is low. Requests then wait for processors and for the disk.
 	leastInProgress = 80
-	// latencyAge is the least time for which a write counts. It counts for at most twice that time, or longer while
-	// leastInProgress or more requests are in progress.
+	// A pace uses the latency of a write for at least latencyAge, and for at most twice that time. While
+	// leastInProgress or more requests are in progress, it uses the latency for longer.
 	latencyAge = 10 * time.Second
 )
 
-// A pace is the limit of requests in progress: as many as make callsPerSecond at the latency of the API server. The
-// latency is the duration of the fastest recent write. While many requests are in progress, earlier writes stay recent:
-// all current ones may wait for a busy control plane, or for a rate limit of the client. So the limit follows the
-// distance to the API server and not its load.
+// A pace is the limit on requests in progress: the number of requests that make callsPerSecond calls at the latency of
+// the API server. The latency is the duration of the fastest recent write. While many requests are in progress, earlier
+// writes stay recent: all current writes may wait for a busy control plane, or for a rate limit of the client. So the
+// limit follows the distance to the API server and not its load.
 type pace struct {
-	most  int // bound of limit, at any latency
+	most  int // maximum of limit, at any latency
 	limit int
 
 	since        time.Time     // when fastest began
@@ -36,7 +36,7 @@ func (p *pace) restart() { p.limit = min(leastInProgress, p.most) }
 
 // wrote adjusts the limit after a write, given its duration and the number of requests in progress. The limit grows by
 // two at a time: client-go opens a connection for each call that finds all connections full, and kube-apiserver allows
-// 100 calls on one.
+// 100 calls on one connection.
 func (p *pace) wrote(took time.Duration, inProgress int, now time.Time) {
 	if age := now.Sub(p.since); age >= latencyAge && inProgress < leastInProgress {
 		p.old = p.fastest

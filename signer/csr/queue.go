@@ -15,19 +15,19 @@ const (
 	// as crowded.
 	maxUncrowded = 10
 	// crowdedCooldown is how long crowded requesters are held back after a request of another requester was done. All
-	// requests share one API server, so more of them would slow down the next one of the other requester.
+	// requests share one API server, so more of them would slow down the next request of the other requester.
 	crowdedCooldown = time.Second
 )
 
 // fairQueue starts requests in a fair order. Requesters take turns. A requester with many requests is crowded: a flood,
 // or a rack of machines that share a token. Requesters that are not crowded, or have no request in progress, go first.
-// The other crowded ones follow, the smaller before those of more than twice their size.
+// Then the other crowded requesters follow. One goes before another that has more than twice as many requests.
 //
 // Beyond one request each, crowded requesters together have at most four fifths of the limit in progress. So a new
-// requester starts at once. While a smaller requester is served, those of more than twice its size have a sixteenth
-// together. So a flood hardly delays a machine or a rack, and others do not block a rack.
+// requester starts at once. While a smaller requester is served, all requesters with more than twice as many
+// requests share one sixteenth of the limit. So a flood hardly delays a machine or a rack.
 //
-// Requests come from a workqueue, which holds back those that are in progress or have failed.
+// Requests come from a workqueue, which holds back requests that are in progress or have failed.
 type fairQueue struct {
 	start func(item) // starts work on an item that ends with a call of done; must not block
 
@@ -35,7 +35,7 @@ type fairQueue struct {
 	closed bool
 	pace   pace
 
-	requesters []string // those with queued requests; the first one is next
+	requesters []string // requesters with queued requests; the first one is next
 	waiting    map[string][]item
 	working    map[string]int // requests in progress, by requester
 	inProgress int            // sum of working
@@ -54,7 +54,7 @@ func newFairQueue(most int, start func(item)) *fairQueue {
 	return t
 }
 
-// push adds an item behind others of its requester.
+// push adds an item behind the other items of its requester.
 func (t *fairQueue) push(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,7 +131,7 @@ func (t *fairQueue) pop(now time.Time) (item, bool) {
 		return item{}, false
 	}
 	requester := t.requesters[at]
-	if at == 0 { // the usual case; there may be thousands
+	if at == 0 { // the usual case, without a copy: there may be thousands
 		t.requesters = t.requesters[1:]
 	} else {
 		t.requesters = slices.Delete(t.requesters, at, at+1)
@@ -148,7 +148,7 @@ func (t *fairQueue) pop(now time.Time) (item, bool) {
 	return items[0], true
 }
 
-// size returns how many requests a requester has, queued and in progress.
+// size returns how many requests of a requester are queued or in progress.
 func (t *fairQueue) size(requester string) int {
 	return len(t.waiting[requester]) + t.working[requester]
 }
@@ -161,7 +161,7 @@ func (t *fairQueue) nextInLine(now time.Time) int {
 	if at >= 0 {
 		return at
 	}
-	smallest := math.MaxInt / 2 // size of the smallest requester that is served, or was within crowdedCooldown
+	smallest := math.MaxInt / 2 // size of the smallest requester that is served, or was served within crowdedCooldown
 	if now.Sub(t.served) < crowdedCooldown {
 		smallest = 0
 	}

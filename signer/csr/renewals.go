@@ -32,10 +32,10 @@ type WaitingRenewal struct {
 type renewal struct{ user, signer string }
 
 // waitingRenewals finds waiting renewals among CSR objects: client and serving certificates that a kubelet
-// requests as its node. A request waits if it is neither issued, denied nor failed, and no later request
-// for the same certificate was issued. A kubelet that restarts creates a new request. The result has the
-// first waiting request for each node and signer, sorted by age, the oldest first. It keeps in got when the last
-// issued request was created, because an issued request is deleted long before a waiting one.
+// requests as its node. A request waits if it is neither issued, denied nor failed, and no later request for the
+// same certificate was issued. A kubelet that restarts creates a new request. The result has the first waiting
+// request for each node and signer, the oldest first. waitingRenewals stores in got when the last issued request
+// was created, because an issued request is deleted long before a waiting request.
 func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map[renewal]time.Time) []WaitingRenewal {
 	for _, r := range requests {
 		if of := (renewal{r.Spec.Username, r.Spec.SignerName}); ofNode(r) && issued(r) && r.CreationTimestamp.After(got[of]) {
@@ -71,8 +71,8 @@ func ownName(r *certificates.CertificateSigningRequest) bool {
 }
 
 // RenewalPatience returns how long a renewal may wait before it is late: a twentieth of the lifetime of the
-// certificates, at least 30 seconds and at most an hour. A kubelet renews when 70 to 90 % of the lifetime
-// are over. So the first certificates expire after a tenth of the lifetime without a renewal.
+// certificates, at least 30 seconds and at most an hour. A kubelet renews after 70 to 90 % of the lifetime. So
+// if renewals wait for a tenth of the lifetime, the first certificates expire.
 func RenewalPatience(lifetime time.Duration) time.Duration {
 	return min(max(lifetime/20, 30*time.Second), time.Hour)
 }
@@ -84,8 +84,8 @@ type Renewals struct {
 	// Lifetime returns the lifetime of certificates that the signer of w issues. It returns false if
 	// kubejoin does not serve that signer; the renewal is then ignored.
 	Lifetime func(ctx context.Context, w WaitingRenewal) (time.Duration, bool)
-	// Nodes returns the existing Nodes by name. Renewals of deleted Nodes are ignored. If it is nil or
-	// returns an error, all Nodes count as existing.
+	// Nodes returns the existing Nodes by name. Renewals of deleted Nodes are ignored. If it is nil or returns
+	// an error, Renewals assumes that all Nodes exist.
 	Nodes func(ctx context.Context) (map[string]string, error)
 	// Late is called at each check with the renewals that have waited longer than RenewalPatience, the
 	// oldest first. Run calls it with none when it ends. Nil disables it.
@@ -120,7 +120,7 @@ func (r Renewals) Run(ctx context.Context) error {
 	oldest := metrics.Gauge(r.Registerer, "kubejoin_csr_oldest_waiting_renewal_seconds",
 		"Age in seconds of the oldest certificate request that a kubelet waits for; 0 if none waits.").WithLabelValues()
 	defer r.Late(nil)
-	defer oldest.Set(0) // another replica checks now, or none
+	defer oldest.Set(0) // this replica no longer checks
 	got := map[renewal]time.Time{}
 	return loop.Loop{
 		Name: "waiting-renewals", Sweep: renewalsInterval, Logger: r.Logger, Registerer: r.Registerer,
@@ -132,7 +132,7 @@ func (r Renewals) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// check reports late renewals, and returns the age of the oldest one that waits.
+// check reports late renewals, and returns the age of the oldest waiting renewal.
 func (r Renewals) check(ctx context.Context, got map[renewal]time.Time, now time.Time) time.Duration {
 	for of, at := range got {
 		if now.Sub(at) > issuedRenewalTTL {

@@ -57,7 +57,7 @@ func (h *handler) shadowDecision(ctx context.Context, csr *certificates.Certific
 		return h.shadowWait(csr, d.Decision), nil
 	}
 	h.would(csr, d.Verdict.String(), d.Reason, d.Message)
-	// Another client may still approve it. Then shadow reports whether kubejoin would sign it.
+	// Another client may still approve the request. Then shadow reports whether kubejoin would sign it.
 	return noRetry, nil
 }
 

@@ -42,7 +42,7 @@ func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
 	return chain[0]
 }
 
-// nodeOf returns the node as which an API server authenticates the certificate; empty if none.
+// nodeOf returns the node that an API server authenticates by the certificate; empty if there is none.
 func nodeOf(cert *x509.Certificate) string {
 	if cert == nil || !slices.Contains(cert.Subject.Organization, tokens.NodesGroup) {
 		return ""
@@ -55,8 +55,9 @@ func nodeOf(cert *x509.Certificate) string {
 	return node
 }
 
-// noticeShared reports a first certificate for a node name while another certificate for that name is
-// valid: two machines may use the name. A token without limits leaves no claim, so nothing else shows this.
+// noticeShared reports a first certificate for a node name while another certificate for that name is valid:
+// two machines may use the name. A token without limits creates no claim, so kubejoin has no other sign that
+// two machines share a name.
 func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	cert := leaf(csr)
 	node := nodeOf(cert)

@@ -11,14 +11,14 @@ import (
 
 // The values of [Entry.Outcome]: how a request for a certificate ended.
 const (
-	// Issued: the signer signed a certificate. It records that before the certificate leaves, so that
-	// the record also has a certificate that was never delivered because a write failed.
+	// Issued: the signer signed a certificate. It writes the entry before it delivers the certificate, so the
+	// record may have certificates that were never delivered.
 	Issued = "issued"
-	// Refused: the signer will never sign the request as it is. A request without an object that
-	// is repeated is recorded once an hour.
+	// Refused: the signer will never sign the request as it is. If a client without a CSR object repeats the
+	// request, the refusal is recorded once an hour.
 	Refused = "refused"
-	// Failed: the signer could not sign the request, and retries it. A failure that repeats itself is
-	// recorded once, or once an hour like a refusal.
+	// Failed: the signer could not sign the request, and retries it. A repeated failure is recorded once or,
+	// without a CSR object, once an hour.
 	Failed = "failed"
 )
 
@@ -28,7 +28,7 @@ type Entry struct {
 	Outcome string    `json:"outcome"`
 	Signer  string    `json:"signer"`
 
-	// Request and RequestUID are those of the CertificateSigningRequest object, if there is one.
+	// Request and RequestUID are the name and UID of the CertificateSigningRequest object, if there is one.
 	Request    string `json:"request,omitempty"`
 	RequestUID string `json:"requestUID,omitempty"`
 	// Requester is the user of the request, and TokenID the bootstrap token that authenticated it.
@@ -72,7 +72,7 @@ type Entry struct {
 	Message string `json:"message,omitempty"`
 }
 
-// firstTime and lastTime are the limits of times that entries can be ordered by.
+// firstTime and lastTime limit the times by which entries can be sorted.
 var firstTime, lastTime = time.Unix(0, 0), time.Unix(0, math.MaxInt64)
 
 // Check returns an error for an entry that no query would find, or that would never expire.
@@ -95,8 +95,8 @@ func (e Entry) Check() error {
 	return fmt.Errorf("invalid outcome %.20q: want %s, %s or %s", e.Outcome, Issued, Refused, Failed)
 }
 
-// A Log stores entries. Append returns once the entry is stored: if that fails, the signer does not issue
-// the certificate. Many goroutines may call it at the same time.
+// A Log stores entries. Append returns when the entry is stored. If Append fails, the signer does not issue the
+// certificate. Many goroutines may call it at the same time.
 type Log interface {
 	Append(ctx context.Context, e Entry) error
 }

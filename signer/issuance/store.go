@@ -13,14 +13,15 @@ import (
 // ErrNotFound means that no certificate with this serial number is recorded.
 var ErrNotFound = errors.New("not in the issuance record")
 
-// ErrCursor means that Query.After is not the Next of a page.
+// ErrCursor means that Query.After is not the field Next of a page.
 var ErrCursor = errors.New("invalid page cursor of the issuance record")
 
 // A Store is a record that can be queried.
 type Store interface {
 	Log
-	// List returns the entries that match, up to the limit of the query. The newest entry comes first. If
-	// the query is about the end of certificates ([Query.ByEnd]), the one that ends first comes first.
+	// List returns the entries that match, up to the limit of the query. The newest entry comes first. If the
+	// query is about the expiration of certificates ([Query.ByEnd]), the certificate that expires first comes
+	// first.
 	List(ctx context.Context, q Query) (Page, error)
 	// Get returns the entry of a certificate by its serial number, in any form that ParseSerial accepts.
 	// The error wraps ErrNotFound if there is none.
@@ -30,7 +31,7 @@ type Store interface {
 // A Page holds some of the entries that match a query.
 type Page struct {
 	Entries []Entry
-	// Next is the Query.After of the following page; empty if this is the last one.
+	// Next is the Query.After of the following page; empty if this is the last page.
 	Next string
 }
 
@@ -40,7 +41,7 @@ const (
 	MaxLimit     = 1000
 )
 
-// A Query selects the entries that match every field that is set. The zero Query selects all.
+// A Query selects the entries that match every field that is set. The zero Query selects all entries.
 type Query struct {
 	// TokenID is the bootstrap token that authenticated the request.
 	TokenID string
@@ -49,12 +50,13 @@ type Query struct {
 	Requester string
 	Signer    string
 	Outcome   string
-	// CA is the pin of the CA that signed the certificate. NotCA selects certificates that this CA did not sign, and those
-	// whose CA is unknown.
+	// CA is the pin of the CA that signed the certificate. NotCA selects certificates that this CA did not sign, and
+	// certificates whose CA is unknown.
 	CA, NotCA string
 	// Since excludes entries that were recorded earlier.
 	Since time.Time
-	// EndsAfter and EndsBefore select issued certificates by their end. Both times themselves are excluded.
+	// EndsAfter and EndsBefore select issued certificates by their expiration. Certificates that expire exactly
+	// at one of these times are excluded.
 	EndsAfter, EndsBefore time.Time
 
 	// Limit is the maximum number of entries in a page: zero is DefaultLimit, and more than MaxLimit is
@@ -64,7 +66,7 @@ type Query struct {
 	After string
 }
 
-// ByEnd reports whether the query is about the end of certificates. Results are then ordered by it.
+// ByEnd reports whether the query selects certificates by their expiration. Results are then sorted by expiration.
 func (q Query) ByEnd() bool { return !q.EndsAfter.IsZero() || !q.EndsBefore.IsZero() }
 
 // Match reports whether the query selects an entry.

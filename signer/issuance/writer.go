@@ -17,19 +17,20 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer is a [Log] that writes each entry as one line of JSON. Each line is a single write, so several
-// programs can append to one file without mixing their lines. If a line was cut off, the Writer ends it
-// before it writes the next, unless another program that was killed meanwhile left it. It escapes text from requests: a line is printable and valid UTF-8.
+// A Writer is a [Log] that writes each entry as one line of JSON. Each line is a single write, so several programs can
+// append to one file without mixing their lines. If its last write was cut off, or the file ended in a partial line
+// when it was opened, the Writer first ends that line. It does not notice a partial line that another program leaves
+// later. It escapes text from requests: a line is printable and valid UTF-8.
 //
 // Append returns when the operating system has the entry. The entry survives a crash of the program, but
 // not of the machine.
 type Writer struct {
 	mu      sync.Mutex
 	w       io.Writer
-	cut     bool // the last line is not ended
+	cut     bool // the last line does not end in a newline
 	path    string
 	file    *os.File // nil if the Writer must not close it
-	pipe    bool     // or a device: its reader may stop
+	pipe    bool     // a pipe or a device, whose reader may stop
 	looked  time.Time
 	missing bool // the file must be opened again
 }
@@ -81,7 +82,7 @@ func (w *Writer) Append(ctx context.Context, e Entry) error {
 	}
 	if w.pipe {
 		end, _ := ctx.Deadline()         // a zero time means no deadline
-		_ = w.file.SetWriteDeadline(end) // not all devices support one
+		_ = w.file.SetWriteDeadline(end) // not all devices support a deadline
 	}
 	n, err := w.w.Write(line)
 	if err == nil && n < len(line) {
@@ -107,7 +108,7 @@ func unnamed(err error) error {
 // reopen is how often the Writer checks whether path is another file.
 const reopen = time.Second
 
-// follow opens the file at path again if it is no longer the open one.
+// follow opens the file at path again if path is no longer the open file.
 func (w *Writer) follow(now time.Time) error {
 	if w.file == nil {
 		return nil
@@ -160,7 +161,7 @@ func endsInPartialLine(path string, info fs.FileInfo) (bool, error) {
 	}
 	read, err := os.Open(path)
 	if err != nil {
-		return true, nil // it may be writable but not readable: an empty line does no harm
+		return true, nil // the file may be writable but not readable; an extra empty line does no harm
 	}
 	defer func() { _ = read.Close() }() // the file was only read
 	last := make([]byte, 1)

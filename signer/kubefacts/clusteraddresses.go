@@ -18,8 +18,9 @@ import (
 // and a rack of kubelets requests serving certificates at the same time.
 const reservedAge = time.Minute
 
-// ClusterAddresses returns what no node may have in a serving certificate: the addresses of Services, and the names
-// and addresses of the API server. It is up to a minute old. It fails if one of the two is unknown.
+// ClusterAddresses returns the addresses and names that no node may have in a serving certificate: the addresses of
+// Services, and the names and addresses of the API server. It is up to a minute old. It fails if one of the two is
+// unknown.
 func (f *Facts) ClusterAddresses(ctx context.Context) (approval.ClusterAddresses, error) {
 	f.once.Do(f.start)
 	r, _, err := f.reserved.Get(ctx, nil, func(ctx context.Context) (approval.ClusterAddresses, bool, error) {
@@ -56,7 +57,7 @@ func (f *Facts) askReserved(ctx context.Context) (approval.ClusterAddresses, err
 		return r, err
 	}
 	for _, ip := range own {
-		// The configured range is wrong. It does not contain the other Services, either.
+		// The configured ranges are wrong: they do not contain this Service, and so miss other Services, too.
 		if a, err := netip.ParseAddr(ip); err == nil && !slices.ContainsFunc(r.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			return r, fmt.Errorf("the Service default/kubernetes has address %s, which is not in %s: set --service-cluster-ip-range as for kube-apiserver", ip, r.Prefixes)
 		}
@@ -79,7 +80,7 @@ func (f *Facts) askReserved(ctx context.Context) (approval.ClusterAddresses, err
 	return r, nil
 }
 
-// serviceCIDRs returns none if the API server does not have the ServiceCIDR API.
+// serviceCIDRs returns the ranges of ServiceCIDR objects; nothing if the API server does not have this API.
 func (f *Facts) serviceCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	list, err := f.Client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {

@@ -40,9 +40,10 @@ type Facts struct {
 	reserved    *callcache.Cache[approval.ClusterAddresses]
 }
 
-// Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it asks
-// for the groups alone first, so that all tokens with these groups share one review: what RBAC allows a group, it allows
-// all its users. But it misses an authorization webhook that denies one token by its user name.
+// Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it
+// first asks whether the groups are allowed, without the user name, so that all tokens with these groups share one
+// review. RBAC allows a user everything that it allows the user's group. But such a review misses an authorization
+// webhook that denies a token by its user name.
 func (f *Facts) Allowed(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	if strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && len(r.Groups) > 0 {
 		if allowed, err := f.review(ctx, approval.Request{Groups: r.Groups}, p); allowed || err != nil {
@@ -58,7 +59,7 @@ func (f *Facts) review(ctx context.Context, r approval.Request, p approval.Permi
 		Group: certificates.GroupName, Version: "*",
 		Verb: p.Verb, Resource: p.Resource, Subresource: p.Subresource, Name: p.Name,
 	})
-	text, err := spec.Marshal() // unlike JSON it keeps invalid UTF-8 apart; it sorts the keys of maps
+	text, err := spec.Marshal() // unlike JSON, it keeps invalid UTF-8 distinct; it sorts the keys of maps
 	if err != nil {
 		return false, err
 	}

@@ -12,18 +12,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A rack of machines that joins causes one lookup for each Node name, and none of these Nodes exists.
-// Each lookup is a request that kube-apiserver passes on to etcd. While more than fewLookups are open, those
-// that begin within gather share a list, if the cluster has at most nodesPerLookup Nodes for each of them.
+// A rack of machines that joins causes one lookup for each Node name, and none of these Nodes exists. Each
+// lookup is a request that kube-apiserver passes on to etcd. While more than fewLookups lookups are open,
+// lookups that begin within gather share a list, if the cluster has at most nodesPerLookup Nodes for each of
+// these lookups.
 //
-// The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes
-// up to 100 ms to confirm that its cache is. For a few lookups that is slower than single requests. So a list does
-// not wait for the end of the one before, either.
+// The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes up to
+// 100 ms to confirm that its cache is up to date. For a few lookups, that is slower than single requests. For the
+// same reason, a list does not wait until an earlier list has ended.
 const (
 	fewLookups     = 8
 	nodesPerLookup = 20
 	gather         = 30 * time.Millisecond
-	// listTimeout limits the time of a list, which runs on even if all its callers have gone.
+	// listTimeout limits the time of a list, which continues even if all its callers have been canceled.
 	listTimeout = 10 * time.Second
 )
 
@@ -34,7 +35,7 @@ type uidLookup struct {
 	err  error
 }
 
-// lookups share a list.
+// lookups are lookups that share one list.
 type lookups struct {
 	all  []*uidLookup
 	done chan struct{} // closed when all are complete
@@ -61,14 +62,14 @@ func (n *NodeCache) Node(ctx context.Context, name string) (string, error) {
 	}
 }
 
-// join adds a lookup to those of the next list. It returns a channel that is closed when the lookup is complete.
+// join adds a lookup to the next list. It returns a channel that is closed when the lookup is complete.
 func (n *NodeCache) join(ctx context.Context, q *uidLookup) <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.next == nil {
 		next := &lookups{done: make(chan struct{})}
 		n.next = next
-		ctx = context.WithoutCancel(ctx) // that of the first lookup; the others wait, too
+		ctx = context.WithoutCancel(ctx) // ctx belongs to the first lookup, but the other lookups also need the list
 		time.AfterFunc(gather, func() {
 			defer close(next.done)
 			n.mu.Lock()

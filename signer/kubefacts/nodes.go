@@ -17,7 +17,8 @@ import (
 )
 
 // A NodeCache reads Node objects of a cluster, live or from a cache: their names, UIDs, addresses and readiness.
-// Only the existence of a Node may allow anything, because its kubelet writes the rest.
+// Only the existence of a Node may be the reason to allow a request, because its kubelet writes the other
+// fields.
 type NodeCache struct {
 	client kubernetes.Interface
 	// cache begins to watch at the first call: a standby replica may never need it.
@@ -26,7 +27,7 @@ type NodeCache struct {
 	inFlight atomic.Int64 // calls of Node in progress
 
 	mu   sync.Mutex
-	next *lookups // those that wait for others; nil if none do
+	next *lookups // lookups that wait for more lookups to share a list; nil if there are none
 }
 
 // A cachedNode has the fields of a Node that this package needs. A whole Node has about 10 KB, and a cluster may have
@@ -50,7 +51,7 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
 			What:   "nodes",
 			Decode: decodeNode,
 			Groups: func(n *cachedNode) []string { return n.hosts },
-			// The UID differs if the Node was deleted and created again between two watch events.
+			// Compare the UID, too: the Node may have been deleted and created again between two watch events.
 			Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
 		})
 	})}
@@ -64,9 +65,9 @@ func (n *NodeCache) get(ctx context.Context, name string) (*corev1.Node, error) 
 	return node, err
 }
 
-// Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period
-// ends when the condition changes and when the machine boots. The boot ID counts because a machine that
-// replaces a dead one may find the condition unchanged. Its errors are those of Node.
+// Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period ends
+// when the condition changes or the machine boots. The boot ID is part of it, because a machine that replaces a
+// dead machine may find the condition unchanged. Its errors are those of Node.
 func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {
@@ -78,8 +79,8 @@ func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err 
 	return period, nil
 }
 
-// readyPeriod returns a hash, so that its length does not depend on what the kubelet writes. It is zero if the Node is
-// not Ready. The heartbeat time, which the kubelet updates every few minutes, does not change it.
+// readyPeriod returns a hash of the period, so that its length does not depend on the kubelet's text. It is zero if
+// the Node is not Ready. The heartbeat time, which the kubelet updates every few minutes, does not change it.
 func readyPeriod(node *corev1.Node) (period [16]byte) {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {

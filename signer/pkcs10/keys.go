@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// RSA keys outside these sizes never get a certificate, whatever a signer.KeyPolicy says. Smaller keys can be broken.
-// Larger keys slow down every TLS handshake for no benefit.
+// RSA keys outside these sizes never get a certificate, regardless of the signer.KeyPolicy. Smaller keys can be
+// broken. Larger keys slow down every TLS handshake for no benefit.
 const (
 	MinRSABits = 2048
 	MaxRSABits = 8192

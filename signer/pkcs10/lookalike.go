@@ -10,7 +10,7 @@ import (
 )
 
 // lookalikes maps letters of other alphabets and colons to the ASCII characters that they look like. Unicode
-// decomposition does not do that for them.
+// decomposition does not map these characters to ASCII.
 var lookalikes = strings.NewReplacer(
 	"а", "a", "е", "e", "о", "o", "р", "p", "с", "c", "у", "y", "х", "x", "ѕ", "s", "і", "i", "ј", "j", "ԁ", "d", "һ", "h", "м", "m", "т", "t", // Cyrillic
 	"α", "a", "ε", "e", "ο", "o", "ρ", "p", "υ", "u", "ν", "v", "τ", "t", "ι", "i", "κ", "k", "γ", "y", "χ", "x", // Greek
@@ -18,7 +18,7 @@ var lookalikes = strings.NewReplacer(
 	"∶", ":", "꞉", ":", "ː", ":", "˸", ":", "։", ":", "׃", ":", "։", ":",
 )
 
-// foldName returns what a person, or a program that folds names, may read a name as: in lower case, without spaces,
+// foldName returns a name as a person, or a program that folds names, may read it: in lower case, without spaces,
 // marks and invisible characters.
 func foldName(name string) string {
 	name = strings.Map(func(r rune) rune {

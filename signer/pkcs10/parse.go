@@ -35,20 +35,21 @@ func Parse(data []byte) (*x509.CertificateRequest, error) {
 var (
 	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
 
-	// Attributes that hold a user's UID. kube-apiserver reads the first one from client
-	// certificates (feature AllowParsingUserUIDFromCertAuth), the other is RFC 4519's.
+	// Attributes that hold a user's UID. kube-apiserver reads the first attribute from client certificates
+	// (feature AllowParsingUserUIDFromCertAuth). RFC 4519 defines the second.
 	oidKubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
 )
 
 // Check returns an [*approval.Error] for a request that no signer signs. It refuses weak or unusual keys, CAs, and
-// subjects with a UID. It also refuses what crypto/x509 does not read, or reads
-// differently from other implementations.
+// subjects with a UID. It also refuses content that crypto/x509 does not read, or reads differently from other
+// implementations.
 func Check(csr *x509.CertificateRequest) error {
 	if csr == nil {
 		return approval.Refuse("no certificate request given")
 	}
-	// Before the signature: crypto/x509 cannot verify that of an unknown key, and its error does not name the algorithm.
+	// Check the key before the signature: crypto/x509 cannot verify a signature with an unknown key type, and its error
+	// does not name the algorithm.
 	if err := CheckKey(csr.PublicKey, csr.RawSubjectPublicKeyInfo); err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// The subject attributes that kube-controller-manager keeps: those that crypto/x509/pkix has fields for. Each number
-// is the last one of an OID under 2.5.4 (X.520).
+// The subject attributes that kube-controller-manager keeps, because crypto/x509/pkix has fields for them. Each
+// number is the last number of an OID under 2.5.4 (X.520).
 const (
 	attrCommonName   = 3
 	attrSerialNumber = 5

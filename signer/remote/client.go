@@ -28,12 +28,12 @@ import (
 )
 
 const (
-	// timeout limits one order, with the connection.
+	// timeout limits the time of one order, including the connection.
 	timeout = 10 * time.Second
-	// dialTimeout limits a connection with its handshake. net/http goes on with both after the request has ended, and counts
-	// them as in flight.
+	// dialTimeout limits the time of a connection and its handshake. net/http continues them after the request has
+	// ended, and they still use a connection slot.
 	dialTimeout = 5 * time.Second
-	// maxInFlight is how many orders are in flight at once. The others wait within their timeout.
+	// maxInFlight is how many orders are in flight at once. Other orders wait within their timeout.
 	maxInFlight = 32
 	// maxResponse is the maximum size of a response in bytes.
 	maxResponse = 64 << 10
@@ -45,8 +45,8 @@ const (
 type Config struct {
 	// URL is https://HOST:PORT, or unix:///PATH of a socket.
 	URL string
-	// CAFile has the CA of the signer process's own certificate, and CertFile and KeyFile the client certificate. They are
-	// read for each connection. They are only for https.
+	// CAFile has the CA of the signer process's own certificate, and CertFile and KeyFile have the client certificate.
+	// The Client reads them for each connection. They are only for https.
 	CAFile, CertFile, KeyFile string
 	// Logger logs certificates that were discarded; nil logs nothing.
 	Logger *slog.Logger
@@ -94,7 +94,7 @@ type Client struct {
 
 var _ signer.Remote = (*Client)(nil)
 
-// New returns a client. The error is that of [Config.Check].
+// New returns a client. The error is the error of [Config.Check].
 func New(c Config) (*Client, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (c *Client) Sign(ctx context.Context, o signer.Order) ([]byte, error) {
 	return certificate, err
 }
 
-// Discarded implements [signer.Remote]: it logs and counts.
+// Discarded implements [signer.Remote]: it logs and counts a certificate that does not match its order.
 func (c *Client) Discarded(o signer.Order, why error) {
 	c.requests.WithLabelValues("discarded").Inc()
 	c.log.Error("certificate of the signer process discarded, it is not what was ordered", "signer", o.Request.SignerName,
@@ -183,7 +183,7 @@ func (c *Client) Discarded(o signer.Order, why error) {
 }
 
 // Ping returns the certificate with which the signer process signs. It returns an error if the signer process does not
-// respond, or signs with a CA that is not one of these.
+// respond, or signs with a CA that is not in cas.
 func (c *Client) Ping(ctx context.Context, cas []*x509.Certificate) (*x509.Certificate, error) {
 	content, err := c.do(ctx, http.MethodGet, CAPath, nil)
 	if err != nil {
@@ -223,7 +223,7 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) ([]by
 		return content, nil
 	}
 	var problem struct{ Detail string }
-	_ = json.Unmarshal(content, &problem) // without a detail, the status must do
+	_ = json.Unmarshal(content, &problem) // without a detail, the error has only the status
 	kind := ErrUnavailable
 	if response.StatusCode == http.StatusForbidden || response.StatusCode == http.StatusBadRequest {
 		kind = ErrRefused

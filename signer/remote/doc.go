@@ -25,8 +25,8 @@ const (
 // MaxOrder is the maximum size of an order in bytes: a CSR with its base64, and the requester.
 const MaxOrder = 96 << 10
 
-// MaxSkew is how much the clocks of both sides may differ. The signer process refuses an order that is older, and one
-// that it has seen before. So nobody can replay an order.
+// MaxSkew is how much the clocks of both sides may differ. The signer process refuses an order that is older, or that
+// it has received before, so that nobody can replay an order.
 const MaxSkew = time.Minute
 
 // An Order is the body of a request to sign.
@@ -38,10 +38,10 @@ type Order struct {
 	Usages     []certificates.KeyUsage `json:"usages"`
 	// Made is when the order was made. The certificate begins five minutes earlier, as every certificate of kubejoin.
 	Made time.Time `json:"made"`
-	// NotAfter is the end of the certificate. It may end earlier.
+	// NotAfter is when the certificate expires. The signer process may choose an earlier time.
 	NotAfter time.Time `json:"notAfter"`
-	// User is who requests the certificate, and Request the CertificateSigningRequest. They are for the record of the signer
-	// process only.
+	// User is who requests the certificate, and Request is the name of the CertificateSigningRequest. They are for the
+	// record of the signer process only.
 	User    string `json:"user,omitempty"`
 	Request string `json:"request,omitempty"`
 }
@@ -49,7 +49,8 @@ type Order struct {
 // idSize is the size of an ID in bytes.
 const idSize = 16
 
-// Parse returns the order that the requester of that name has sent. Its error is an [*approval.Error].
+// Parse validates an order from the requester of that name, and converts it to a signer.Order. Its error is an
+// [*approval.Error].
 func (o Order) Parse(requester string) (signer.Order, error) {
 	made := signer.Order{
 		Request: approval.Request{

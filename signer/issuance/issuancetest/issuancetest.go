@@ -40,7 +40,7 @@ func Issued(at time.Time, serial string, lifetime time.Duration) issuance.Entry 
 	}
 }
 
-// Refused returns the entry of a refusal. SPKI is its number.
+// Refused returns the entry of a refusal, with the number n as SPKI.
 func Refused(at time.Time, n int) issuance.Entry {
 	return issuance.Entry{Time: at, Outcome: issuance.Refused, Signer: "kubernetes.io/kubelet-serving", Requester: "system:node:worker-2", Node: "worker-2", SPKI: fmt.Sprint(n), Reason: "Bad", Message: "not today"}
 }
@@ -120,7 +120,7 @@ func testList(t *testing.T, r issuance.Store) {
 			if got := strings.Join(List(t, r, test.q), " "); got != test.want {
 				t.Errorf("List = %s, want %s", got, test.want)
 			}
-			// Pages of any size give the same entries.
+			// All page sizes must give the same entries.
 			if test.q.Limit > 0 {
 				return
 			}
@@ -165,7 +165,7 @@ func testList(t *testing.T, r issuance.Store) {
 	}
 }
 
-// testListAnyName checks that a query finds an entry by each of its fields, whatever characters they have.
+// testListAnyName checks that a query finds an entry by each of its fields, regardless of the characters in them.
 func testListAnyName(t *testing.T, r issuance.Store) {
 	for i, name := range []string{"a/b", strings.Repeat("n", 254), "a\nb", "<&>\u2028", `a"b\c`} {
 		serial := fmt.Sprintf("a%d", i)
@@ -200,7 +200,7 @@ func testAppend(t *testing.T, r issuance.Store) {
 			t.Errorf("%s: got no error", name)
 		}
 	}
-	// A certificate without a real end is kept and sorted last.
+	// A certificate that practically never expires is kept and sorted last.
 	never := Issued(now, "1f", time.Hour)
 	never.NotAfter = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 	Add(t, r, never, Issued(now, "2f", 1000*time.Hour))

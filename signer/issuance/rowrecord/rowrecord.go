@@ -29,11 +29,12 @@ var _ issuance.Store = (*Record)(nil)
 // New returns a Record with these rows, which the Issued method of a store returns.
 func New(rows *rowstore.Issued) *Record { return &Record{rows, true} }
 
-// NewWithoutCertificates is like New for a record in etcd. Its entries have no certificates, but their fingerprints, so
-// that a million of them fit into etcd.
+// NewWithoutCertificates is like New for a record in etcd. Its entries have fingerprints but no certificates, so that a
+// million entries fit into etcd.
 func NewWithoutCertificates(rows *rowstore.Issued) *Record { return &Record{rows, false} }
 
-// Append implements [issuance.Log]. The entry is on the disk, or a majority of the members of etcd has it, when it returns.
+// Append implements [issuance.Log]. When it returns, the entry is on the disk, or a majority of the etcd members has
+// it.
 func (r *Record) Append(ctx context.Context, e issuance.Entry) error {
 	if err := e.Check(); err != nil {
 		return fmt.Errorf("issuance record: %w", err)
@@ -69,12 +70,12 @@ func encode(e issuance.Entry, certificates bool) (row rowstore.IssuedRow, err er
 	return row, err
 }
 
-// isName reports whether an entry can be found by a node name. A longer one is no node name.
+// isName reports whether entries are indexed by this node name. A longer text is not a node name.
 func isName(node string) bool {
 	return node != "" && len(node) <= 253 && !strings.ContainsAny(node, "/\n")
 }
 
-// nodeOf returns the node of a user; empty for other users.
+// nodeOf returns the node name of a user; empty if the user is not a node.
 func nodeOf(user string) string {
 	node, found := strings.CutPrefix(user, tokens.NodeUserPrefix)
 	if !found {
@@ -83,14 +84,14 @@ func nodeOf(user string) string {
 	return node
 }
 
-// nameOf returns the name in the index that finds all matching entries. If several do, it returns the one with the fewest
-// entries. It is empty if no name does.
+// nameOf returns an index name whose entries include all matches of the query. If several names qualify, it returns the
+// name with the fewest entries; if none does, an empty text.
 func nameOf(q issuance.Query) string {
 	id := q.TokenID
 	if id == "" {
 		id = tokens.IDOfUser(q.Requester)
 	}
-	// An entry is not found by a node that is no name.
+	// Entries are not indexed by an invalid node name.
 	switch node := nodeOf(q.Requester); {
 	case isName(q.Node):
 		return "node/" + q.Node
@@ -123,7 +124,7 @@ func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, err
 			return false, err
 		}
 		if q.ByEnd() && !q.EndsBefore.IsZero() && !e.NotAfter.Before(q.EndsBefore) {
-			return false, nil // all others end later
+			return false, nil // all later rows expire later
 		}
 		if !q.Match(e) {
 			return true, nil
@@ -174,7 +175,7 @@ func (r *Record) Get(ctx context.Context, serial string) (found issuance.Entry, 
 	return found, err
 }
 
-// decode parses an entry that Append wrote. Its errors never contain the entry.
+// decode parses an entry that Append wrote. Its errors contain no part of the entry.
 func (r *Record) decode(place string, value []byte) (issuance.Entry, error) {
 	e, err := decode(value)
 	if err != nil {
