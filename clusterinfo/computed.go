@@ -45,7 +45,7 @@ type Computed struct {
 	last    *computation
 
 	calls batch.Queue[struct{}, *result]
-	rest  time.Time // no computation before this time; only calls use it
+	rest  time.Time // no computation before this time; used only by functions of calls
 }
 
 // A result is what compute returns.

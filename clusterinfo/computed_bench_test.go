@@ -61,7 +61,7 @@ func BenchmarkComputed(b *testing.B) {
 	create := func() {
 		t := tokens.Generate()
 		at, _ := store.find(t.ID())
-		store.records[min(at, len(store.records)-1)].Token = t // replaces one token by another
+		store.records[min(at, len(store.records)-1)].Token = t // replaces one token with another
 		store.Send()
 		must.Value(c.WaitSigned(b.Context(), t))(b)
 	}

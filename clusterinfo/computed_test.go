@@ -128,7 +128,7 @@ func TestComputedKeepsResult(t *testing.T) {
 	signed(5, "aaaaaa", "bbbbbb", "cccccc")
 }
 
-// The fast JSON of thousands of tokens must equal that of encoding/json.
+// The fast encoder must return the same JSON for thousands of tokens as encoding/json.
 func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	store := newMany(50)
 	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
@@ -330,7 +330,7 @@ func TestComputedSharesListDuringChanges(t *testing.T) {
 				done := make(chan error, n)
 				ask := func() { _, err := c.JSON(t.Context()); done <- err }
 				go ask()
-				<-store.began // the other requests start later; if there are changes, they must not use this result
+				<-store.began // the other requests start later and, with changes, must not use this result
 				for range n - 1 {
 					go ask()
 				}

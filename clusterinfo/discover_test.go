@@ -73,7 +73,7 @@ func (e *endpoint) writeData(t *testing.T, w io.Writer, data map[string]string) 
 func (e *endpoint) discovery(pins ...string) clusterinfo.Discovery {
 	return clusterinfo.Discovery{
 		Endpoint: e.server.Listener.Addr().String(), Token: e.token, Pins: pins,
-		Retry: time.Millisecond, Timeout: time.Minute, // a try that a slow machine cuts off would count as another request
+		Retry: time.Millisecond, Timeout: time.Minute, // an attempt that a slow machine interrupts would be another request
 	}
 }
 
@@ -118,7 +118,8 @@ func TestDiscoverWaits(t *testing.T) {
 	}
 }
 
-// Catches an error whose body is read as cluster-info, and a client that does not wait as long as the endpoint says.
+// Catches an error response whose body is read as cluster-info, and a client that does not wait as long as the
+// endpoint says.
 func TestDiscoverRetriesErrorsWithoutTheirBody(t *testing.T) {
 	t.Parallel()
 	for code, wait := range map[int]time.Duration{404: 0, 429: time.Second, 503: time.Second} {
@@ -216,7 +217,7 @@ func TestDiscoverRefuses(t *testing.T) {
 	}
 }
 
-// A CA rotation may change cluster-info between the two requests. Catches a join that fails then.
+// A CA rotation may change cluster-info between the two requests. Catches a join that fails after such a change.
 func TestDiscoverFollowsChange(t *testing.T) {
 	e := newEndpoint(t)
 	e.answer = func(w http.ResponseWriter, _ *http.Request, nth int32) {

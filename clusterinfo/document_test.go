@@ -81,7 +81,7 @@ func TestDocumentWithoutKubeconfig(t *testing.T) {
 	}
 }
 
-// A Document after many updates must equal a new one from the same records.
+// A Document after many updates must equal a new Document from the same records.
 func TestUpdatedDocumentEqualsNewOne(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var d clusterinfo.Document

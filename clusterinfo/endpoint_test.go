@@ -55,14 +55,14 @@ func TestJoinEndpointRefusesPath(t *testing.T) {
 	}
 }
 
-// A server that no join command can name must not get into cluster-info, for example by --api-server. If it is there
-// already and kubeadm and kubectl can use it, it must stay readable.
+// A server that no join command can name must not get into cluster-info, for example by --api-server. If
+// cluster-info already has such a server, and kubeadm and kubectl can use it, it must stay readable.
 func TestWritesNoServerThatNoJoinCommandCanName(t *testing.T) {
 	cas := []*x509.Certificate{certtest.CA(t, "a").Leaf}
 	const good = "https://api.example.com:6443"
 	kubeconfig := must.Value(clusterinfo.Kubeconfig(good, cas))(t)
 	for server, test := range map[string]struct {
-		usable bool // by kubeadm and kubectl, in an existing cluster-info
+		usable bool // kubeadm and kubectl can use it in an existing cluster-info
 		want   string
 	}{
 		"https://[fe80::1%25eth0]:6443":   {true, "zone"},

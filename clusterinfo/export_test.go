@@ -12,5 +12,5 @@ var RetryAfter = retryAfter
 // ReadAnswer reads the response of a discovery endpoint.
 func ReadAnswer(body []byte, t tokens.Token) (string, error) { return readAnswer(body, t) }
 
-// Rested lets the next computation begin immediately.
+// Rested makes the next computation begin immediately.
 func (c *Computed) Rested() { c.rest = time.Time{} }

@@ -68,7 +68,7 @@ func (c JoinCommand) line(token string) (string, error) {
 var continuation = regexp.MustCompile(`\s\\[ \t\r]*\n`)
 
 // ParseJoinCommand parses what [JoinCommand.Reveal] returned or kubeadm printed, for a worker: one line, or
-// several that end in a backslash. Its errors do not repeat the line, which may contain a secret.
+// several lines joined by backslashes. Its errors do not repeat the line, which may contain a secret.
 func ParseJoinCommand(line string) (JoinCommand, error) {
 	if strings.TrimSpace(line) == "" {
 		return JoinCommand{}, errors.New("join command: empty, want kubeadm join …")

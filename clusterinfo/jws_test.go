@@ -30,8 +30,8 @@ func oracle(content []byte, id, secret string) string {
 	return header + ".." + b64(mac.Sum(nil))
 }
 
-// kubeadm join computes the signature with cluster-bootstrap and compares strings, so ours must be identical.
-// KUBEJOIN_TEST_SIGNATURES is how many are compared.
+// kubeadm join computes the signature with cluster-bootstrap and compares strings, so Sign must return
+// identical signatures. KUBEJOIN_TEST_SIGNATURES is the number of compared signatures.
 func TestSignLikeClusterBootstrap(t *testing.T) {
 	published := must.Value(tokens.New("qwertz", "0123456789abcdee"))(t)
 	sample.Check(t, "docs/protocol.md", must.Value(clusterinfo.Sign([]byte("kubeconfig"), published))(t)+"\n")

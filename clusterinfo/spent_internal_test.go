@@ -16,7 +16,7 @@ func TestNeedsNoSignature(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		counted string
-		since   map[string]time.Duration // before now; negative: not registered
+		since   map[string]time.Duration // how long before now; negative: not registered
 		ended   string
 		want    bool
 	}{
@@ -45,9 +45,9 @@ func TestNeedsNoSignature(t *testing.T) {
 type held struct {
 	tokens.Claims
 	claims []tokens.Claim
-	recent []tokens.Claim // if the cache is old
+	recent []tokens.Claim // result of a recent read, if the cache is old
 	err    error
-	fails  string // the ID of a token with err; all if empty
+	fails  string // ID of the token whose read returns err; empty: every read returns err
 }
 
 func (h *held) HeldBy(_ context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
@@ -124,7 +124,7 @@ func TestFindsSpentTokens(t *testing.T) {
 	}
 }
 
-// A look that fails must neither bring a signature back nor remove one. A token that has changed signs at once.
+// A failed search must neither restore nor remove a signature. A changed token must sign at once.
 func TestLooksForSpentTokens(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	r, c := spentBy("worker-1")

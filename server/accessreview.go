@@ -54,8 +54,8 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 	req, err := readAccessReview(r)
 	if p := (*web.Problem)(nil); errors.As(err, &p) && p.Status == http.StatusRequestEntityTooLarge {
 		// Deny a review that is too long: the sender of the reviewed request chooses the length of its path and
-		// selectors. An error would let a revoked node pass if failurePolicy is NoOpinion. No normal node sends such a
-		// request.
+		// selectors. With an error, a revoked node would pass if failurePolicy is NoOpinion. No normal node sends such
+		// a request.
 		answer := accessReview{TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: authorizationv1.SchemeGroupVersion.String()}}
 		answer.Status.Denied, answer.Status.Reason = true, "kubejoin: the request is too large to review"
 		h.results.accessReviews.WithLabelValues("denied").Inc()

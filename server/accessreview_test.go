@@ -40,7 +40,8 @@ func review(t *testing.T, handler http.Handler, bearer string, spec authorizatio
 	return w.Code, answer.Status
 }
 
-// Package revocation tests which subjects are barred. Catches a webhook that allows something, or answers another caller.
+// Package revocation tests which subjects are barred. Catches a webhook that allows a request, or responds to another
+// caller than kube-apiserver.
 func TestAccessReview(t *testing.T) {
 	s, guard := revoking(t)
 	handler := s.Handler()
@@ -48,7 +49,7 @@ func TestAccessReview(t *testing.T) {
 	must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(s.ca.Certificate())}))
 	node, other := subject("worker-1", s.ca.Certificate()), subject("worker-2", newSite(t).ca.Certificate())
 	node.Extra = nil
-	long := node // its sender chooses the length of the path, and must not cause an error
+	long := node // the sender of the reviewed request chooses the length of its path, which must cause no error
 	long.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Path: "/" + strings.Repeat("x", 1<<17), Verb: "get"}
 	user := authorizationv1.SubjectAccessReviewSpec{User: "jane", Extra: subject("", s.ca.Certificate()).Extra}
 	for reason, spec := range map[string]authorizationv1.SubjectAccessReviewSpec{"": other, "stolen": node, "too large": long, "revoked": user} {
@@ -74,7 +75,7 @@ func TestAccessReview(t *testing.T) {
 	if w := send(handler, accessPath, reviewerBearer, "text/plain", strings.NewReader("x")); w.Code != 415 {
 		t.Errorf("text: got %d, want 415", w.Code)
 	}
-	// From 1.38 on, kube-apiserver may ask for conditions (KEP-5681). The response has none.
+	// From 1.38 on, kube-apiserver may ask for conditions (KEP-5681). The response has no conditions.
 	const asks = `"authorizationOptions":{"handledDecisionTypes":["Allow","Deny","NoOpinion","ConditionsMap","Union"]}`
 	for node, want := range map[string]string{"worker-1": `{"allowed":false,"denied":true,"reason":`, "worker-2": `{"allowed":false}}`} {
 		body := kind + `,"spec":{` + asks + `,"user":"system:node:` + node + `","groups":["system:nodes"]},"status":{"allowed":true,"conditionalDecision":{"type":"ConditionsMap","conditionsMap":{"allowConditions":[{"id":"x"}]}}}}`
@@ -85,7 +86,7 @@ func TestAccessReview(t *testing.T) {
 }
 
 // Catches a review that names a revoked node or certificate anywhere and gets a response without a denial. Decoders
-// differ in which of two equal fields they use, so kubejoin refuses a review that repeats one.
+// differ in which of two equal fields they use, so kubejoin refuses a review that repeats a field.
 func TestHostileAccessReviews(t *testing.T) {
 	s, guard := revoking(t)
 	handler := s.Handler()

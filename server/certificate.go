@@ -33,8 +33,8 @@ const certificatePath = "/v1/certificate"
 // certificateTimeout limits the time to decide and sign a request.
 const certificateTimeout = 30 * time.Second
 
-// Lifetimes that a client may request: those of spec.expirationSeconds of a CertificateSigningRequest,
-// a 32-bit number.
+// Lifetimes that a client may request: the limits of spec.expirationSeconds of a CertificateSigningRequest, a
+// 32-bit number.
 const (
 	minExpiration = 10 * time.Minute
 	maxExpiration = math.MaxInt32 * time.Second
@@ -346,7 +346,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	machine := isBootstrapName(user.Name) || approval.IsNode(user.Name, user.Groups)
 	if !machine {
 		p := h.maySigner(r, user, "sign", request.SignerName)
-		// CheckAdmission refuses most subjects in system:masters, whatever the caller may do.
+		// CheckAdmission refuses most subjects in system:masters, regardless of the caller's permissions.
 		name := approval.SystemName(request.CSR)
 		if p == nil && name != "" && approval.CheckSubject(request, approval.ReasonSubjectRestriction) == nil {
 			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {

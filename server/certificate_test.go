@@ -95,7 +95,7 @@ func (s *site) refuses(t *testing.T, kept *record, all ...refusal) {
 	}
 }
 
-// Package approval decides. Catches a refusal of it that becomes another problem or is not recorded.
+// Package approval tests the rules. Catches a refusal that becomes another problem or is not recorded.
 func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
@@ -311,7 +311,7 @@ func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	wantProblem(t, ask(users, "jane"), 403, "forbidden", "")
 }
 
-// Catches a default usage that the signer does not allow, and one that does not fit the key: only RSA keys get key
+// Catches a default usage that the signer does not allow or that does not fit the key: only RSA keys get key
 // encipherment, because TLS 1.2 may need it.
 func TestDefaultUsagesFitSignerAndKey(t *testing.T) {
 	s, _ := certifying(t)
@@ -417,8 +417,8 @@ func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
 	}
 }
 
-// Catches a temporary failure that is answered with a final refusal, a final refusal that makes the client retry without
-// end, and a response that shows an internal cause.
+// Catches a temporary failure that becomes a final refusal, a final refusal that makes the client retry forever, and a
+// response that shows an internal cause.
 func TestErrorsOfAuthorityAreProblems(t *testing.T) {
 	t.Parallel()
 	const away = "the disk is away"
@@ -443,7 +443,7 @@ func TestErrorsOfAuthorityAreProblems(t *testing.T) {
 		"no authorizer":    {func(s *site) { s.Callers.Authorize = nil }, adminBearer, clients, 403, "forbidden", "", ""},
 		"record":           {func(s *site) { s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{}) }, "", clients, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, "no space left"},
 		"record of a user": {func(s *site) { s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{}) }, viewerBearer, clients, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, "no space left"},
-		"signer that is no longer configured": {func(s *site) { // meanwhile
+		"signer that is no longer configured": {func(s *site) { // the configuration changes meanwhile
 			all := s.Certificates.Authority.Signers()
 			s.Certificates.Authority.Signers = func() map[string]signer.Signer { now := all; all = nil; return now }
 		}, adminBearer, clients, 400, "invalid-field", "", ""},

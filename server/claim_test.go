@@ -98,7 +98,7 @@ func TestClaimsShowRevokedNodes(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Items) != 2 || !list.Items[0].Revoked || list.Items[1].Revoked {
 		t.Errorf("got %s, %v, want worker-1 revoked", body, err)
 	}
-	// A release gives no slot back to a token that a stolen machine may have.
+	// A release must not free a slot of a token that a stolen machine may have.
 	for node, want := range map[string]int{"worker-1": 409, "worker-2": 200} {
 		status, body := served(handler, asAdmin(newRequest("DELETE", "/v1/claim/"+node+"?dryRun", "")))
 		if status != want || want == 409 && (!strings.Contains(body, "problems/token-works") || !strings.Contains(body, "kubejoin token delete "+token[:6])) {
@@ -111,7 +111,7 @@ func TestClaimsShowRevokedNodes(t *testing.T) {
 	}
 }
 
-// Catches an item that is on no page or on two because other items were created or deleted between the pages.
+// Catches an item that is on no page or on two pages because other items were created or deleted between the pages.
 func TestPagesListEachItemOnce(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()

@@ -93,7 +93,7 @@ func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 		{"away", nil, errors.New("dial tcp 10.0.0.1:6443"), 503, "cluster-info-unavailable"},
 	} {
 		info.config, info.err = test.config, test.err
-		for _, path := range []string{"/v1/cluster-info", "/v1/cluster-info", "/v1/ca", "/v1/ca?format=json"} { // the second time it is cached
+		for _, path := range []string{"/v1/cluster-info", "/v1/cluster-info", "/v1/ca", "/v1/ca?format=json"} { // the second response is cached
 			w := get(t, h, path)
 			// kubeadm before 1.37 ignores the status, and must not read an error as a kubeconfig.
 			kind, kept, retry := w.Header().Get("Content-Type"), w.Header().Get("Cache-Control"), w.Header().Get("Retry-After")
@@ -132,11 +132,12 @@ func TestPublishesCurrentClusterInfo(t *testing.T) {
 	}
 }
 
-// While a machine may repeat its join with a spent token, the served cluster-info must have the signature. Once the machine
-// has used its certificate, the token admits nobody: the signature must go, and come back at once with a free slot.
+// While a machine may repeat its join with a spent token, the served cluster-info must have the signature. Once the
+// machine has used its certificate, the token admits nobody: the signature must be removed, and must appear again as
+// soon as the token has a free slot.
 func TestServesNoSignatureOfSpentToken(t *testing.T) {
 	s, _ := certifying(t)
-	ahead := time.Duration(0) // of the clock of cluster-info
+	ahead := time.Duration(0) // how far the clock of cluster-info is ahead
 	s.ClusterInfo = &clusterinfo.Computed{
 		Tokens: s.store, Spent: &clusterinfo.Spent{Claims: s.Claims}, Kubeconfig: must.Value(s.ClusterInfo.Config(t.Context()))(t),
 		Now: func() time.Time { return time.Now().Add(ahead) },

@@ -44,7 +44,7 @@ func newUpload() joinformat.Upload {
 
 const controlPlane = commandPath + "?controlPlane=true"
 
-// Each format but kubeconfig has the key, which must be nowhere else.
+// Each format except kubeconfig must contain the key, which must appear nowhere else.
 func TestControlPlaneJoinCommandHasKey(t *testing.T) {
 	up := newUpload()
 	up.Replaced = true
@@ -127,7 +127,7 @@ func TestControlPlaneJoinCommandNeedsItsPermission(t *testing.T) {
 	}
 }
 
-// Package convert tests each field. Catches an upload or a token after a refusal.
+// Package operations tests each field. Catches an upload or a token after a refusal.
 func TestControlPlaneJoinCommandRefuses(t *testing.T) {
 	s, uploads := uploading(t, newUpload(), nil)
 	s.start(t)
@@ -151,13 +151,13 @@ func TestControlPlaneJoinCommandRefuses(t *testing.T) {
 	}
 }
 
-// The token must be deleted. If a key must end first, the caller must learn when to retry, and the command that helps at
-// once.
+// The token must be deleted. If an earlier key must expire first, the error must say when to retry, and name the
+// command that helps at once.
 func TestControlPlaneJoinCommandDeletesTokenOfFailedUpload(t *testing.T) {
 	end := time.Now().Add(10 * time.Minute)
 	for _, test := range []struct {
 		err         error
-		least, most int // of Retry-After
+		least, most int // bounds of Retry-After
 		want        []string
 	}{
 		{errors.New("sa.key is missing"), 1, 10, []string{"certificates-not-uploaded"}},
@@ -180,7 +180,7 @@ func TestControlPlaneJoinCommandDeletesTokenOfFailedUpload(t *testing.T) {
 	}
 }
 
-// All users share one rate, whatever their own is.
+// All users share one rate, in addition to their own rates.
 func TestControlPlaneJoinCommandsHaveRate(t *testing.T) {
 	s, uploads := uploading(t, newUpload(), nil)
 	s.Limits.UserRate = server.Rate{QPS: 1000, Burst: 1000}
@@ -214,7 +214,7 @@ const turnPath = "/v1/controlplane/turn"
 type fakeTurns struct {
 	mu    sync.Mutex
 	state controlplane.State
-	// learner is in etcd.
+	// learner is the peer URL of a learner in etcd.
 	learner string
 	err     error
 }
@@ -253,7 +253,7 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.body), &made); got.status != 200 || err != nil || made.Kind != api.KindTurn || made.Node != "control-2" || made.Since.IsZero() || made.RenewSeconds != 10 {
 		t.Errorf("%d %s, %v", got.status, got.body, err)
 	}
-	// Another machine, with its own token or the same.
+	// Another machine requests the turn, with its own token or with the same token.
 	for _, token := range []string{second, first} {
 		got := s.do(t, "POST", turnPath, token, "application/json", turnBody("control-3", "3"))
 		if got.status != 409 || !strings.Contains(got.body, "/"+api.ProblemTurnTaken) || !strings.Contains(got.body, "control-2 has been joining as a control plane since ") ||
@@ -287,7 +287,7 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 func TestTurnNeedsControlPlaneToken(t *testing.T) {
 	s, turns := newSite(t), &fakeTurns{}
 	s.Cluster.Turns = turns
-	var failure error // of the store
+	var failure error // error of the store
 	s.Tokens = storetest.Before(func() error { return failure }, "Store.Get").Store(storetest.Alter(func(r *tokens.Record) {
 		if r.Description == "malformed limits" {
 			r.Limits.Problem = errAway

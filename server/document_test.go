@@ -25,7 +25,7 @@ import (
 // fixedClusterInfo returns the values that the test sets.
 type fixedClusterInfo struct {
 	json, config []byte
-	signed       []byte // from WaitSigned; nil is config
+	signed       []byte // result of WaitSigned; nil: config
 	err          error
 }
 
@@ -54,8 +54,8 @@ func unzip(t *testing.T, body []byte) []byte {
 	return must.Get(io.ReadAll(must.Get(gzip.NewReader(bytes.NewReader(body)))))
 }
 
-// signatures returns n bytes that are random as those of a large cluster-info: the same header before each signature.
-// gzip of Go 1.27 does not shrink base64 that is only random.
+// signatures returns n bytes that compress like the signatures of a large cluster-info: each has the same header.
+// gzip of Go 1.27 does not shrink purely random base64.
 func signatures(n int) []byte {
 	var b bytes.Buffer
 	for b.Len() < n {
@@ -64,8 +64,8 @@ func signatures(n int) []byte {
 	return b.Bytes()[:n]
 }
 
-// Compression runs in the background, once per content and at most once a second. Catches clients that can trigger
-// more of it.
+// Compression runs in the background, once per content and at most once a second. Catches clients that can cause
+// more compressions.
 func TestCompressesOncePerContentAndSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &fixedClusterInfo{json: signatures(1 << 20)}
@@ -196,7 +196,7 @@ func TestPublicPathsCostConstantMemory(t *testing.T) {
 		}
 		const times = 500
 		bytes = math.MaxInt64
-		for range 5 { // the minimum counts: a compression may run during one of them
+		for range 5 { // use the minimum: a compression may run during one of these requests
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			for range times {

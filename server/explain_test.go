@@ -100,7 +100,7 @@ func TestExplainProblems(t *testing.T) {
 		{s, request, `{"object": [1]}`, 400, "want a CertificateSigningRequest in JSON"},
 		{s, request, `{"csr": "x"}`, 404, "no-such-request"},
 		{s, request, `{"csr": "away"}`, 503, "cluster-unavailable"},
-		{s, request + "?object={}", `{}`, 400, "invalid-field"}, // an object in the URL
+		{s, request + "?object={}", `{}`, 400, "invalid-field"}, // the object is in the URL
 		{bare, request, `{"csr": "x"}`, 404, "no-cluster"},
 	} {
 		method := map[bool]string{true: http.MethodGet, false: http.MethodPost}[c.body == ""]
@@ -154,7 +154,7 @@ func TestExplainObjectNeedsImpersonation(t *testing.T) {
 			asked = nil
 			r := s.do(t, http.MethodPost, "/v1/explain", caller, "application/json", object)
 			if (r.status == 403) != refused || !refused && r.status != 200 {
-				t.Errorf("%s about %q in %s: %d %s", caller, test.name, test.groups, r.status, r.body)
+				t.Errorf("explain as %s about user %q in groups %s: got %d %s, want 200, or 403 if refused", caller, test.name, test.groups, r.status, r.body)
 			}
 			if refused && (!strings.Contains(r.body, "impersonate explanations.kubejoin.io") || asked[len(asked)-1] != (auth.Access{Verb: "impersonate", Resource: "explanations", Name: test.name})) {
 				t.Errorf("%s about %q: got permission checks %v and response %s, want impersonate explanations.kubejoin.io refused", caller, test.name, asked, r.body)

@@ -29,7 +29,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// junk returns an untrusted certificate with that many elements of one kind.
+// junk returns an untrusted certificate with many elements of the kind what.
 func junk(t testing.TB, what string, many int) tls.Certificate {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
@@ -145,7 +145,7 @@ func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
 	for _, test := range tests {
 		for _, version := range []uint16{tls.VersionTLS13, tls.VersionTLS12} {
 			if version == tls.VersionTLS12 && len(test.shown.OCSPStaple) > 0 {
-				continue // a client cannot send one over TLS 1.2
+				continue // a client cannot send such a certificate over TLS 1.2
 			}
 			t.Run(fmt.Sprintf("%s/%x", test.name, version), func(t *testing.T) {
 				if _, err := s.asks(t, &tls.Config{MaxVersion: version}, test.shown); (err != nil) != test.refused {
@@ -228,7 +228,7 @@ func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 	held(tls.Certificate{}) // warm-up: memory that is allocated once
 	tries := []int{held(tls.Certificate{}), held(tls.Certificate{}), held(tls.Certificate{})}
 	slices.Sort(tries)
-	without := tries[1] // memory of an earlier test may be freed during one of them
+	without := tries[1] // memory of an earlier test may be freed during one of the runs
 	for what, most := range kinds {
 		for many := most; ; many = many * 9 / 10 { // find the largest accepted number
 			shown := junk(t, what, many)
@@ -254,7 +254,7 @@ func inUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-// Catches a handshake that may send more than 64 KiB, and a limit that also applies after it.
+// Catches a handshake that may send more than 64 KiB, and a limit that still applies after the handshake.
 func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -306,7 +306,7 @@ func (c *stopping) Write(p []byte) (int, error) {
 
 func TestTLSVersions(t *testing.T) {
 	for _, test := range []struct {
-		least   uint16 // of the server
+		least   uint16 // minimum version of the server
 		client  *tls.Config
 		version uint16 // zero: want the handshake refused
 	}{

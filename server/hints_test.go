@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Catches a refusal that hides what was given, or what is wanted, although the server knows it.
+// Catches a refusal that names neither the given value nor the expected one, although the server knows both.
 func TestRefusalsSayWhatWasGivenAndWhatIsWanted(t *testing.T) {
 	s := newSite(t)
 	s.Callers.Authenticate = auth.HeaderOrCertificate(s.Callers.Authenticate, nil)

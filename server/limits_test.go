@@ -60,7 +60,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 	classes := []struct {
 		name                       string
 		method, path, bearer, body string // a request that waits
-		other                      string // a path of the class that waits for nothing
+		other                      string // another path of the class, whose requests do not wait
 		most                       int
 	}{
 		{"discovery", "GET", infoPath, "", "", "/v1/ca", httplimit.MaxDiscovery},
@@ -214,7 +214,7 @@ func TestRefusesLongQueriesUnparsed(t *testing.T) {
 	}
 }
 
-// One client may use at most as many slots of a class as are free. Catches a client that takes all of them. Package
+// One client may use at most as many slots of a class as are free. Catches a client that takes all slots. Package
 // httplimit tests the shares.
 func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	s := newSite(t)
@@ -237,7 +237,7 @@ func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	wantTooMany(t, "half of all", from(t, handler, "192.0.2.1:2", "GET", infoPath, "", nil))
 	hold("[2001:db8::1]:1", httplimit.MaxDiscovery/4)
 	wantTooMany(t, "half of the rest for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
-	hold("", httplimit.MaxDiscovery/4) // not over a network, and so without a client address to count
+	hold("", httplimit.MaxDiscovery/4) // not over a network, so the requests have no client address
 	if w := from(t, handler, "192.0.2.1:1", "GET", "/version", "", nil); w.Code != 200 {
 		t.Errorf("another class: got %d %s, want 200", w.Code, w.Body)
 	}
@@ -265,7 +265,7 @@ func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	}
 	var slow sync.WaitGroup
 	for i := range httplimit.MaxCertificates / 2 {
-		slow.Go(func() { // a request whose body is read is counted for its user
+		slow.Go(func() { // the server has the user of a request while it reads the body
 			if w := ask(i, stolen, readFunc(func([]byte) (int, error) { reading <- struct{}{}; <-end; return 0, io.ErrUnexpectedEOF })); w.Code != 400 {
 				t.Errorf("truncated body: got %d %s, want 400", w.Code, w.Body)
 			}
@@ -290,8 +290,8 @@ type readFunc func([]byte) (int, error)
 
 func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 
-// Browsers send a client certificate with requests from pages of any site. Catches such a request that changes
-// something.
+// Browsers send a client certificate with requests from pages of any site. Catches a route that executes such a
+// request.
 func TestRefusesCrossSiteRequests(t *testing.T) {
 	s := newSite(t)
 	handler := s.Handler()
@@ -301,7 +301,7 @@ func TestRefusesCrossSiteRequests(t *testing.T) {
 	}{
 		{"POST", tokenPath, "same-origin", "https://example.com", 201},
 		{"POST", tokenPath, "", "https://example.com", 201}, // an older browser
-		{"POST", tokenPath, "none", "", 201},                // typed by a person
+		{"POST", tokenPath, "none", "", 201},                // a URL typed by a person
 		{"POST", tokenPath, "cross-site", "https://evil.example", 403},
 		{"POST", tokenPath, "same-site", "", 403},
 		{"POST", tokenPath, "", "https://evil.example", 403},

@@ -115,7 +115,7 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 	}
 }
 
-// Catches a repeated request that gets another response than the first, apart from its status.
+// Catches a repeated request whose response differs from the first response, except in the status.
 func TestRepeatedCreateIsOK(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -196,7 +196,7 @@ func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 	}
 }
 
-// Package convert tests each field. Catches a request that is read or answered in another way over HTTP.
+// Package operations tests each field. Catches a request with another result over HTTP.
 func TestCreateTokenRequests(t *testing.T) {
 	s := newSite(t)
 	s.Limits.UserTokens = -1 // unlimited: tokens have no creator
@@ -273,8 +273,8 @@ func TestCreateTokenDryRun(t *testing.T) {
 	}
 }
 
-// Package tokens tests the limits of the size. Catches a larger token of an earlier version that cannot be read or renewed
-// any more.
+// Package tokens tests the limits on the size. Catches a larger token of an earlier version that can no longer be read
+// or renewed.
 func TestBoundsSizeOfNewToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
@@ -316,7 +316,7 @@ func TestJoinFormats(t *testing.T) {
 		"cloud-config": "text/cloud-config", "ignition": "application/vnd.coreos.ignition+json", "script": "text/x-shellscript",
 	}
 	limits := tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-1", "rack-*"}, CertificateDuration: 72 * time.Hour, Role: tokens.RoleControlPlane}
-	for _, name := range append(joinformat.Formats(), "") { // none is text
+	for _, name := range append(joinformat.Formats(), "") { // no format means text
 		for query, body := range map[string]string{
 			"?maxNodes=2&nodeNames=worker-1,rack-*&certificateDuration=72h&ttl=1h&role=control-plane&format=" + name: "",
 			"": `{"format":"` + name + `","maxNodes":2,"nodeNames":["worker-1","rack-*"],"certificateDuration":"72h","ttl":"1h","role":"control-plane"}`,
@@ -349,7 +349,7 @@ func TestJoinFormats(t *testing.T) {
 	}
 }
 
-// Catches a field of one of the two types that the other lacks: joinformat cannot import the API.
+// Catches a field that only one of the two types has: joinformat cannot import the API.
 func TestJSONFormatHasFieldsOfAPI(t *testing.T) {
 	j := joinformat.Join{Endpoint: "api.example.com:6443", Server: "https://api.example.com:6443", Token: tokens.Generate(), Expires: time.Now(),
 		CAs: []*x509.Certificate{newSite(t).ca.Certificate()}, CertificateKey: joinformat.GenerateCertificateKey(), Warnings: []string{"a warning"}}
@@ -367,7 +367,7 @@ func TestJSONFormatHasFieldsOfAPI(t *testing.T) {
 	}
 }
 
-// minted returns the one token that was created since before.
+// minted returns the only token whose ID is not in before.
 func (s *site) minted(t *testing.T, before []string) tokens.Record {
 	t.Helper()
 	var found []tokens.Record

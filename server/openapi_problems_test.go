@@ -25,8 +25,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Causes each common problem on every operation. Catches a problem that an operation describes and never returns;
-// TestMain catches the opposite.
+// Causes each common problem on every operation. Catches a problem that an operation describes but never returns.
+// TestMain catches a returned problem that is not described.
 func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	t.Parallel()
 	fails := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
@@ -64,7 +64,7 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 				r.Limits.MaxNodes, r.Limits.Role = 1, map[bool]string{true: tokens.RoleControlPlane}[test.problem != "forbidden"]
 			})
 			for _, op := range document(t).Operations {
-				if strings.HasPrefix(op.Path, "/api") { // returns a Status, which does not name the problem
+				if strings.HasPrefix(op.Path, "/api") { // these paths return a Status, which does not name the problem
 					continue
 				}
 				body, media, query, bearer := test.body, test.media, test.query, adminBearer
@@ -99,8 +99,8 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	}
 }
 
-// Catches a problem of package codes that openapi.yaml does not describe with the same status, and one that no code returns. Also
-// catches an operation without a response for the status of its problem.
+// Catches a problem of package codes that openapi.yaml does not describe with the same status, and a described problem
+// that no code returns. Also catches an operation without a response for the status of its problem.
 func TestOpenAPIHasEveryProblem(t *testing.T) {
 	d := document(t)
 	there := maps.Clone(codes.Statuses)

@@ -99,7 +99,7 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	for _, test := range []struct {
 		query  string
 		needs  []string
-		field  string // of the refusal
+		field  string // field in the refusal
 		detail string
 	}{
 		{query: "maxNodes=100&ttl=168h&usages=signing,authentication&description=x&nodeNames=w-*,v&certificateDuration=10m"},
@@ -122,7 +122,7 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 			may, asked, looked = nil, nil, 0
 			before := s.ids(t)
 			r := s.do(t, "POST", path+test.query, viewerBearer, "", "")
-			for i := range test.needs { // all but one are not enough
+			for i := range test.needs { // with one permission missing, the request fails
 				if may = slices.Delete(slices.Clone(test.needs), i, i+1); len(may) > 0 {
 					r = s.do(t, "POST", path+test.query, viewerBearer, "", "")
 				}
@@ -181,8 +181,8 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	}
 }
 
-// Limits of a server replace the defaults of lifetime and nodes, and a negative one lifts them. A token without a limit
-// needs its permission even so.
+// Limits of a server replace the defaults for lifetime and nodes, and a negative limit removes them. A token without a
+// limit still needs its permission.
 func TestLimitsOfTokensWithoutPermission(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits           server.Limits
@@ -218,7 +218,7 @@ func TestLimitsOfTokensWithoutPermission(t *testing.T) {
 	}
 }
 
-// Catches a bootstrap user, or a user without a name, that an authenticator accepts and that gets operator access.
+// Catches operator access for a bootstrap user, or for a user without a name, that an authenticator accepts.
 func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 	s, _ := certifying(t)
 	s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
@@ -242,7 +242,7 @@ func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 				t.Errorf("%s as %+v: %d %s", path, user, r.status, r.body)
 			}
 		}
-		if test.status == 403 && user.Name != "" { // it gets no certificate without the token either
+		if test.status == 403 && user.Name != "" { // without the token, the user gets no certificate either
 			if _, err := s.by("x").Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); !strings.Contains(err.Error(), "did not authenticate with that token") {
 				t.Errorf("certificate as %+v: %v", user, err)
 			}

@@ -75,7 +75,7 @@ func (s *site) refused(t testing.TB, reason, class string) (n float64) {
 	return n
 }
 
-// A client is an IPv4 address or an IPv6 /64. Catches a route other than the probes that serves, reads or authenticates
+// A client is an IPv4 address or an IPv6 /64. Catches a route, except the probes, that serves, reads or authenticates
 // requests above the rate.
 func TestLimitsRateOfOneClient(t *testing.T) {
 	s := newSite(t)
@@ -186,7 +186,7 @@ func testFailedAuthentications(t *testing.T) {
 	wantTooMany(t, "bootstrap token on a path of operators", list(other))
 	want("from another address", sign(there, other), 200)
 	must.OK(t, s.store.Delete(t.Context(), s.record(t, token[:6])))
-	want("a deleted token", sign(here, token), 401) // it loses its exemption
+	want("a deleted token", sign(here, token), 401) // the deleted token is no longer exempt
 	wantTooMany(t, "a deleted token", sign(here, token))
 	s.Certificates.ClientCertificate = nil
 	wantTooMany(t, "no credential, without client certificates", sign(here, ""))
@@ -195,8 +195,8 @@ func testFailedAuthentications(t *testing.T) {
 	}
 }
 
-// Without limits of clients, catches a user that avoids its rate by using several addresses. Catches one that uses up the
-// rate of another user.
+// Without limits of clients, catches a user that avoids its rate by using several addresses. Catches a user that uses
+// up the rate of another user.
 func TestLimitsRateOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Minting.Advertise, s.Limits.UserRate = "127.0.0.1:9443", atFirst(3)
@@ -229,8 +229,8 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 	}
 }
 
-// kube-apiserver sends reviews for all of its clients. Catches a rate limit for it, and an unauthenticated client that
-// has none on the same path.
+// kube-apiserver sends reviews for all of its clients. Catches a rate limit for kube-apiserver, and an unauthenticated
+// client without a rate limit on the same path.
 func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	s := reviewed(t)
 	s.Limits.ClientRate, s.Limits.UserRate = atFirst(5), atFirst(1)
@@ -249,7 +249,7 @@ func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	}
 }
 
-// Catches a caller that is valid elsewhere, such as an operator or a node, and that has no rate on the path of reviews.
+// Catches a caller, for example an operator or a node, that has no rate limit on the path of reviews.
 func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	for _, status := range []int{403, 401} {
 		s := reviewed(t)
@@ -275,7 +275,7 @@ func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 }
 
 // A thousand machines behind one address join at the same time. Catches default limits that refuse one of them. The
-// requests are cheap ones of the same classes and users.
+// test uses cheap requests of the same classes and users.
 func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger = nil
@@ -327,7 +327,7 @@ func TestLimitsConnectionRate(t *testing.T) {
 		if c, err := s.dialFrom(t, "127.0.0.2", &tls.Config{}); (err == nil) != (i < 3) {
 			t.Errorf("connection %d: got %v, want only the first 3 accepted", i, err)
 		} else if err == nil {
-			_ = c.Close() // a closed connection still counts for the rate
+			_ = c.Close() // a closed connection still uses up the rate
 		}
 	}
 	if _, err := s.dialFrom(t, "127.0.0.3", &tls.Config{}); err != nil {
@@ -388,7 +388,7 @@ func TestCachedCredentialCountsOnlyForItsAddress(t *testing.T) {
 	})
 }
 
-// Catches a malformed Authorization header that does not count as a failed authentication.
+// Catches a malformed Authorization header that is not treated as a failed authentication.
 func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 	for _, header := range []http.Header{
 		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
@@ -414,8 +414,8 @@ func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 	}
 }
 
-// A custom Authenticate may read credentials from any header. Catches guesses there that avoid the failure limit by
-// a valid credential of another kind, or by an own valid one now and then, which kubejoin cannot see.
+// A custom Authenticate may read credentials from any header. Catches guesses in such a header that avoid the
+// failure limit because the client also sends valid credentials, in another header or now and then in the same one.
 func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 	t.Parallel()
 	for what, beside := range map[string]func(testing.TB, *site) []http.Header{

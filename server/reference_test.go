@@ -162,9 +162,9 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 	}
 }
 
-// Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation. It
-// runs alone: net/http closes a connection of HTTP/2 whose goroutines get no CPU for 2 seconds, which happens among the
-// floods of other tests.
+// Runs the commands of the page in a shell. Catches a command that fails or that uses another path than its operation.
+// It does not run in parallel with other tests: net/http closes a connection of HTTP/2 whose goroutines get no CPU for
+// 2 seconds, which happens among the floods of other tests.
 func TestReferenceCommandsRunInShell(t *testing.T) {
 	need.Programs(t, "curl", "openssl")
 	s, _ := revoking(t)
@@ -205,7 +205,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 		}
 		if stage := stages[op.ID]; stage != "" {
 			r := s.newRotation(t)
-			if op.ID == "prepare-ca" { // the last one has ended
+			if op.ID == "prepare-ca" { // the last rotation has ended
 				r.Ended = r.Since
 			}
 			memory.set(t, r, stage)

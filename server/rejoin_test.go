@@ -61,7 +61,7 @@ func (m machine) valid(t testing.TB) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{block.Bytes}, PrivateKey: m.key, Leaf: must.Get(x509.ParseCertificate(block.Bytes))}
 }
 
-// expired returns another certificate for the key of the machine, which has expired. edit may change it.
+// expired returns another certificate for the key of the machine, which is expired. edit may change it.
 func (m machine) expired(t testing.TB, ca *signer.CA, edit func(*x509.Certificate)) tls.Certificate {
 	t.Helper()
 	certs, key, err := ca.PEM()
@@ -93,7 +93,7 @@ func madeBy(t testing.TB, template, issuer *x509.Certificate, key crypto.Signer,
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: must.Get(x509.ParseCertificate(der))}
 }
 
-// showing returns a client whose connections present the certificate, whichever CAs the server names.
+// showing returns a client whose connections present the certificate, regardless of the CAs that the server names.
 func (s *site) showing(t testing.TB, shown tls.Certificate) *http.Client {
 	t.Helper()
 	transport := s.http.Transport.(*http.Transport).Clone()
@@ -116,7 +116,7 @@ func (s *site) ask(t testing.TB, c *http.Client, method, path, bearer, body stri
 	return got, p
 }
 
-// comeBack lets a machine rejoin with a new key, and returns it with that key.
+// comeBack makes a machine rejoin with a new key, and returns the machine with this key.
 func (s *site) comeBack(t testing.TB, m machine, shown tls.Certificate) machine {
 	t.Helper()
 	next := machine{node: m.node, key: csrtest.NewKey()}
@@ -167,7 +167,7 @@ func TestServerLetsOnlyTheNodeItselfRejoin(t *testing.T) {
 			return s.m.expired(t, s.ca, func(c *x509.Certificate) { c.NotBefore = s.ca.Certificate().NotBefore.Add(-time.Minute) })
 		}},
 
-		"issued by an intermediate CA": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate { // it may belong to another signer
+		"issued by an intermediate CA": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate { // of another signer, perhaps
 			above := machine{node: "worker-1", key: csrtest.NewKey()}.expired(t, s.ca, func(c *x509.Certificate) {
 				c.IsCA, c.BasicConstraintsValid, c.KeyUsage, c.NotAfter = true, true, x509.KeyUsageCertSign, time.Now().Add(time.Hour)
 			})
@@ -278,7 +278,8 @@ func TestRejoinAuthenticatesForOneRoute(t *testing.T) {
 	}
 }
 
-// revocations are the entries that bar a machine: by its name, by its last certificate, and by the one that it presents.
+// revocations are the entries that bar a machine: by its name, by its last certificate, and by the certificate that it
+// presents.
 func revocations(t *testing.T, m machine, shown tls.Certificate) map[string]revocation.Entry {
 	return map[string]revocation.Entry{
 		"node": {Node: m.node}, "last certificate": {Fingerprint: revocation.FingerprintOf(m.valid(t).Leaf)}, "fingerprint": {Fingerprint: revocation.FingerprintOf(shown.Leaf)},
@@ -301,7 +302,7 @@ func TestRevokedMachineDoesNotComeBack(t *testing.T) {
 			}
 			must.Get(guard.Revoke(t.Context(), revocations(t, m, shown)[name]))
 			all := map[string]*http.Client{"handshake before": early, "handshake after": s.showing(t, shown)}
-			if name != "fingerprint" { // of the expired certificate, which the bound key does not present
+			if name != "fingerprint" { // the client with the bound key does not present the expired certificate
 				all["bound key, before"] = bound
 			}
 			if name == "node" { // the last certificate has bound the key, which is unbound now
@@ -319,8 +320,8 @@ func TestRevokedMachineDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// What a thief binds with a copy of a disk must end with the certificate on it: also after the machine has renewed, if only
-// that certificate is revoked, and if the revocation is undone.
+// A thief may bind a key with the certificate in a copy of a disk. Revoking this certificate must invalidate the key,
+// even if the machine has renewed or the revocation is undone.
 func TestRevokedCertificateEndsKeyThatItBound(t *testing.T) {
 	s, guard := revoking(t)
 	s.start(t)
@@ -337,9 +338,9 @@ func TestRevokedCertificateEndsKeyThatItBound(t *testing.T) {
 	entry := must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(stolen.Leaf)}))
 	wantRefused("revoked", 403, "Revoked")
 	must.Get(guard.Undo(t.Context(), entry.Key()))
-	wantRefused("revocation undone", 401, "")          // unbound by the use before
+	wantRefused("revocation undone", 401, "")          // the use before has unbound the key
 	renewed = s.comeBack(t, renewed, renewed.valid(t)) // a renewal
-	// A binding that nobody uses ends with the next renewal, or when the machine binds a key of its own.
+	// An unused binding ends with the next renewal, or when the machine binds its own key.
 	for _, own := range []bool{false, true} {
 		stolen, kept = renewed.valid(t), s.showing(t, s.bind(t, renewed).selfSigned(t))
 		renewed = s.comeBack(t, renewed, stolen)
@@ -400,8 +401,8 @@ func TestBoundKeyRejoinsAfterRevocationOfEarlierMachine(t *testing.T) {
 	s.comeBack(t, m, s.bind(t, m).selfSigned(t))
 }
 
-// Revoking the token that admitted a machine must bar it whatever came after: rejoins and renewals. The token itself is of no
-// use any more.
+// Revoking the token that admitted a machine must bar the machine even after rejoins and renewals. The token itself
+// must not work any more.
 func TestRevokedTokenBarsMachineThatRejoined(t *testing.T) {
 	t.Parallel()
 	s, _ := revoking(t)
@@ -426,7 +427,8 @@ func TestRevokedTokenBarsMachineThatRejoined(t *testing.T) {
 	}
 }
 
-// An Authorization header decides alone. Catches an expired certificate that authenticates beside a wrong token.
+// If a request has an Authorization header, only the header authenticates it. Catches an expired certificate
+// that authenticates beside a wrong token.
 func TestAuthorizationHeaderOutranksExpiredCertificate(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -453,7 +455,7 @@ func TestMissingClientCertificateNamesProxy(t *testing.T) {
 	}
 }
 
-// A response that was lost costs no second rejoin, and the metric and the log say what happened.
+// After a lost response, a retry must not use up a second rejoin. The metric and the log must say what happened.
 func TestRejoinCountsOnceAndIsReported(t *testing.T) {
 	s, kept := certifying(t)
 	var events []string
@@ -479,7 +481,7 @@ func TestRejoinCountsOnceAndIsReported(t *testing.T) {
 	if want := []string{"worker-1falseRejoined", "worker-1falseRejoined", "worker-1trueRejoinBudgetSpent"}; !slices.Equal(events, want) {
 		t.Errorf("got Events %q, want %q", events, want)
 	}
-	for status, want := range map[string]int{"200": 3, "403": 1} { // one by the token
+	for status, want := range map[string]int{"200": 3, "403": 1} { // one refusal is for the token
 		if n := len(regexp.MustCompile(`level=INFO msg=request route=certificate method=POST status=`+status+` .*user=system:`).FindAllString(s.logs.String(), -1)); n != want {
 			t.Errorf("got %d lines of status %s with the user, want %d", n, status, want)
 		}
@@ -493,7 +495,7 @@ func TestRejoinCountsOnceAndIsReported(t *testing.T) {
 	}
 }
 
-// A key is bound by a node with a valid certificate, once.
+// A node with a valid certificate binds a key, once.
 func TestServerBindsKeys(t *testing.T) {
 	s, _ := certifying(t)
 	var events []string
@@ -544,8 +546,8 @@ func TestServerBindsKeys(t *testing.T) {
 	}
 }
 
-// An authenticator of another kind may know the node by more than its certificate. Then there may be no certificate, or that
-// of somebody else.
+// A custom authenticator may identify the node without its certificate. The request may then have no certificate, or
+// the certificate of another user.
 func TestNoCertificateBindsNoKey(t *testing.T) {
 	s, _ := certifying(t)
 	way := func(*http.Request) (auth.User, error) {
@@ -654,7 +656,7 @@ func TestRejoinsHaveTheRateOfTheirKey(t *testing.T) {
 	}
 }
 
-// TestRevokedCredentialsHaveARateOfTheirOwn catches a machine that is revoked and sends requests without a limit.
+// Catches a revoked machine that can send requests without a limit.
 func TestRevokedCredentialsHaveARateOfTheirOwn(t *testing.T) {
 	s, guard := revoking(t)
 	s.Limits.UserRate = atFirst(3)
@@ -673,8 +675,8 @@ func TestRevokedCredentialsHaveARateOfTheirOwn(t *testing.T) {
 	}
 }
 
-// What a handshake does not prove counts as a refused credential. When the address has used up its failures, machines
-// that prove themselves must get in, and others not.
+// A credential that the handshake does not prove is a failed authentication. If an address has used up its failures,
+// only machines that prove themselves may still be served.
 func TestGuessesDoNotLockOutMachines(t *testing.T) {
 	s, _ := certifying(t)
 	s.Limits.ClientRate = server.Rate{QPS: 1e6}

@@ -31,7 +31,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A stranger is a client without a valid credential: the certificate that it presents, and the body that it sends.
+// A stranger is a client without a valid credential. It has the certificate that the client presents, and the body
+// that it sends.
 type stranger struct {
 	name  string
 	shown tls.Certificate
@@ -49,8 +50,8 @@ func (s stranger) ask(c io.Writer, answers *bufio.Reader) (status int, err error
 	return answer.StatusCode, err
 }
 
-// strangers returns what makes the server work for somebody without a credential, and passes the handshake. The first one
-// is the measure: an expired certificate of a CA with the name of the real one.
+// strangers returns clients without a valid credential that pass the handshake and cause work. The first one is the
+// reference: an expired certificate from a CA with the name of the real CA.
 func strangers(t testing.TB) []stranger {
 	t.Helper()
 	ca := newSite(t).ca
@@ -76,8 +77,8 @@ func strangers(t testing.TB) []stranger {
 	}
 }
 
-// BenchmarkStranger measures requests that are refused, from the end of the handshake on. The metric "ratio" compares the
-// median with that of the first one.
+// BenchmarkStranger measures requests that are refused, from the end of the handshake on. The metric "ratio" compares
+// the median with the median of the first client.
 func BenchmarkStranger(b *testing.B) {
 	s, _ := certifying(b)
 	s.Logger = slog.New(slog.DiscardHandler)
@@ -133,7 +134,7 @@ func (s *site) outdated(t testing.TB, guard *revocation.Guard) (machine, map[str
 	return m, old
 }
 
-// A request is one for a certificate, from an address, with a bearer token or over a connection that has presented a
+// A request is a certificate request from an address, with a bearer token or over a connection that has presented a
 // certificate.
 type request struct {
 	address string
@@ -162,7 +163,8 @@ func (r request) get(t testing.TB, handler http.Handler, node string) {
 	}
 }
 
-// What proves no current credential must not use up the rate of the machine that has the name, at the same address.
+// Requests without a current credential must not use up the rate of the machine that has the name, even from the
+// same address.
 func TestOldCredentialsDoNotUseUpTheRateOfTheirName(t *testing.T) {
 	for _, name := range []string{"revoked", "revoked, expired", "another key", "expired too long ago"} {
 		t.Run(name, func(t *testing.T) {
@@ -192,8 +194,7 @@ func TestOldCredentialsDoNotUseUpTheRateOfTheirName(t *testing.T) {
 	}
 }
 
-// A holder of a credential with bodies that never come must not block the others who have the same name, or use the same
-// token, from other addresses.
+// A client whose request bodies never arrive must not block clients with the same name or token at other addresses.
 func TestSlowBodiesOfOneHolderBlockNobodyElse(t *testing.T) {
 	for _, what := range []string{"revoked, expired", "another key", "another key, without limits of clients", "current", "token"} {
 		t.Run(what, func(t *testing.T) {
@@ -243,7 +244,7 @@ func TestSlowBodiesOfOneHolderBlockNobodyElse(t *testing.T) {
 	}
 }
 
-// Of refusals of credentials that are revoked, not current or not of kube-apiserver, the log has a sample.
+// The log has only a sample of the refusals of credentials that are revoked, not current or not kube-apiserver's.
 func TestSamplesLogOfOldCredentials(t *testing.T) {
 	for _, name := range []string{"revoked", "another key", "not of kube-apiserver"} {
 		t.Run(name, func(t *testing.T) {
@@ -312,7 +313,7 @@ func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
 		if got, _ := s.post(t, s.http, accessPath, reviewerBearer, review); got.status != 200 {
 			t.Errorf("access review: got %d %s", got.status, got.body)
 		}
-		if !rejoined && sent.Load() > many/2 { // when the limit of its address is used up
+		if !rejoined && sent.Load() > many/2 { // after the limit of its address was used up
 			rejoined = true
 			rejoins := at("127.0.0.2", s.showing(t, m.expired(t, s.ca, nil)))
 			if got, p := s.post(t, rejoins, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 200 {
@@ -326,7 +327,8 @@ func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
 	}
 }
 
-// All floods at once, until a machine has rejoined, renewed and let others join 15 times from the address of most of them.
+// Runs all floods at once, mostly from one address. From this address, a machine must meanwhile rejoin and renew, and
+// others must join, 15 times each.
 func TestAllFloodsAtOnceBlockNobodyElse(t *testing.T) {
 	s, guard := revoking(t)
 	s.Logger, s.Limits.ClientRate, s.measured = nil, server.Rate{}, true
@@ -335,7 +337,7 @@ func TestAllFloodsAtOnceBlockNobodyElse(t *testing.T) {
 	s.start(t)
 	m, old := s.outdated(t, guard)
 	token := s.token(t, nil)
-	s.hold(t, request{"127.0.0.4", old["another key"], ""}, httplimit.MaxCertificates/2) // all that it can
+	s.hold(t, request{"127.0.0.4", old["another key"], ""}, httplimit.MaxCertificates/2) // as many as one client may
 	s.hold(t, request{address: "127.0.0.5", bearer: token}, httplimit.MaxCertificates/4)
 	floods := strangers(t)
 	for name, shown := range old {

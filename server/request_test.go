@@ -27,8 +27,8 @@ func TestProblemNamesField(t *testing.T) {
 	sample.Check(t, "docs/http-api.md", got.body)
 }
 
-// An unset shell variable gives an empty field. Catches an empty field of any operation that is accepted as if it were
-// omitted: an empty limit would mean no limit.
+// An unset shell variable gives an empty field. Catches an operation that treats an empty field as omitted: an empty
+// limit would mean no limit.
 func TestRefusesEmptyFields(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -52,7 +52,7 @@ func TestRefusesEmptyFields(t *testing.T) {
 				inBody, inQuery = []string{"0", "-0"}, []string{"0", "00", ""}
 			case []string:
 				inBody, inQuery = []string{`["a",""]`}, []string{"a,", ","}
-				if f.name != "groups" { // a token may have none
+				if f.name != "groups" { // a token may have no groups
 					inBody, inQuery = append(inBody, "[]"), append(inQuery, "")
 				}
 			case bool, json.RawMessage:
@@ -107,7 +107,7 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		{create, `{"token":{"` + secret.Reveal() + `":1}}`, "token", "token: an object given, want a string"},
 		{create, `{"token":"qwertz.` + secret.RevealSecret() + `1"}`, "token", "malformed token of 24 characters"},
 		{create, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "maxNodes", "maxNodes: a string given, want a whole number"},
-		{create, `{"maxNodes":-1,"role":"king"}`, "maxNodes", `role: "king" given`}, // two at once
+		{create, `{"maxNodes":-1,"role":"king"}`, "maxNodes", `role: "king" given`}, // two errors at once
 		{create, `{"ttl":"24"}`, "ttl", `ttl: "24" given; want a duration`},
 		{create, `{"ttl":"-1h"}`, "ttl", "ttl: -1h given; want 1s to"},
 		{create, `{"description":"a\nb"}`, "description", "description: want one line"},
@@ -155,7 +155,8 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 	}
 }
 
-// Catches a response that stops at the first kind of mistake: a caller would have to repair a request in several tries.
+// Catches a response that stops at the first kind of mistake: a caller would have to correct a request in several
+// attempts.
 func TestBadRequestNamesAllFields(t *testing.T) {
 	s := newSite(t)
 	s.IssuanceRecord = rowrecord.New(s.store.Issued())
@@ -180,7 +181,7 @@ func TestBadRequestNamesAllFields(t *testing.T) {
 	}
 }
 
-// A text "want a or b" that names a value that the server refuses sends the caller in a circle.
+// Catches an error "want a or b" that suggests a value which the server refuses.
 func TestAcceptsWhatErrorsName(t *testing.T) {
 	s := newSite(t)
 	s.IssuanceRecord = rowrecord.New(s.store.Issued())

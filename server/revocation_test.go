@@ -67,7 +67,7 @@ func (s *site) join(t *testing.T, handler http.Handler, token, node string) join
 	return j
 }
 
-// renew requests another certificate with the one of the node.
+// renew requests another certificate, authenticated with the certificate of the node.
 func (j joined) renew(handler http.Handler) (int, string) {
 	return j.send(handler, "POST", certificatePath, j.csr)
 }
@@ -112,7 +112,8 @@ func deniesTokens(_ *http.Request, _ auth.User, a auth.Access) error {
 	return nil
 }
 
-// Catches a revoked node that renews or uses the API, and another one that does not. Package desk tests what is revoked.
+// Catches a revoked node that can renew or use the API, and another node that cannot. Package desk tests which
+// certificates are revoked.
 func TestRevokeNode(t *testing.T) {
 	s, _ := revoking(t)
 	handler := s.Handler()
@@ -146,7 +147,7 @@ func TestRevokeNode(t *testing.T) {
 	if status, body := served(handler, asAdmin(newRequest("GET", "/v1/revocation", ""))); status != 200 || !strings.Contains(body, `"node":"worker-1"`) {
 		t.Errorf("list: %d %s", status, body)
 	}
-	for _, want := range []string{`"node":"worker-1"`, "problems/not-revoked"} { // the second time it is not there
+	for _, want := range []string{`"node":"worker-1"`, "problems/not-revoked"} { // the second request finds no revocation
 		if _, body := served(handler, asAdmin(newRequest("DELETE", "/v1/revocation/worker-1", ""))); !strings.Contains(body, want) {
 			t.Errorf("undo: %s, want %s", body, want)
 		}
@@ -154,7 +155,7 @@ func TestRevokeNode(t *testing.T) {
 	wantRevoked(t, handler, first, false)
 }
 
-// Catches a caller who revokes a token and may not delete it.
+// Catches a caller who can revoke a token without the permission to delete it.
 func TestRevokeToken(t *testing.T) {
 	s, _ := revoking(t)
 	good := s.token(t, nil)
@@ -221,7 +222,7 @@ func TestRevocationProblems(t *testing.T) {
 // failedRequested is Requested without a response of the API server.
 func failedRequested(context.Context) ([]revocation.Certificate, error) { return nil, errAway }
 
-// Catches a certificate that leaves although its node's revocation could not be read.
+// Catches a certificate that is delivered although its node's revocation could not be read.
 func TestIssuesNothingWhileRevocationsAreUnavailable(t *testing.T) {
 	s, guard := revoking(t)
 	handler := s.Handler()

@@ -19,11 +19,11 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// rotationMemory stores rotations in memory, and lets a test say what is observed.
+// rotationMemory stores rotations in memory. A test can set its observations.
 type rotationMemory struct {
 	rotationtest.Memory
-	seen []rotation.Observation // nil: kubejoin alone, which follows the stage
-	err  error                  // of Get
+	seen []rotation.Observation // nil: only kubejoin, which follows the stage
+	err  error                  // error of Get
 }
 
 func (m *rotationMemory) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, string, error) {
@@ -70,7 +70,7 @@ func (s *site) rotating() *rotationMemory {
 	return m
 }
 
-// rotate sends a request to a route below that of the cluster CA, and fails the test unless it gets the status.
+// rotate sends a request to a route of the cluster CA's rotation, and fails the test unless it gets the status.
 func rotate(t *testing.T, handler http.Handler, want int, step, body string) (api.CARotation, api.Problem) {
 	t.Helper()
 	method, path := "POST", "/v1/ca/cluster/rotation/"+step
@@ -113,9 +113,9 @@ func TestRotatesCAThereAndBack(t *testing.T) {
 	}
 	for _, test := range []struct {
 		step, stage, signs, next string
-		old, fresh               bool // trusted
+		old, fresh               bool // which CAs are trusted
 		aborting, ended          bool
-		waits                    bool // for clients to read files again
+		waits                    bool // the step waits until clients have re-read files
 	}{
 		{"trust", "trust", "old", "switch", true, true, false, false, false},
 		{"switch", "switch", "new", "finish", true, true, false, false, false},
@@ -203,7 +203,7 @@ func TestRotationProblems(t *testing.T) {
 	}
 }
 
-// Catches a caller who deletes tokens by a rotation and may not.
+// Catches a caller who deletes tokens by a rotation without the permission.
 func TestFinishExpiresTokens(t *testing.T) {
 	s := newSite(t)
 	m := s.rotating()

@@ -274,7 +274,7 @@ func (w *wholeSite) serve(t testing.TB, r *http.Request, name string, withToken 
 	return got
 }
 
-// tidy deletes all tokens but w.token, and creates that one again if it was deleted.
+// tidy deletes all tokens except w.token, and creates w.token again if it was deleted.
 func (w *wholeSite) tidy(t testing.TB) {
 	known := tokens.NewRecord(w.token, time.Hour, time.Now())
 	known.Limits.Role = tokens.RoleControlPlane
@@ -367,8 +367,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// Sends deep, long, repetitive and out-of-range JSON to every route that reads a body. Catches one that accepts it or
-// that needs much time or memory.
+// Sends deep, long, repetitive and out-of-range JSON to every route that reads a body. Catches a route that accepts
+// it or that needs much time or memory.
 func TestRefusesHostileJSON(t *testing.T) {
 	w := newWholeSite(t)
 	w.handler = must.Get(w.Server.Handler()) // without the check against openapi.yaml, which keeps responses in memory

@@ -81,7 +81,7 @@ func (neverSigned) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, erro
 	return nil, errors.New("cluster-info has no signature of it")
 }
 
-// Catches a Server that panics at the first request for lack of a part.
+// Catches a Server that panics at the first request because a required field is missing.
 func TestHandlerRefusesServerThatLacksAPart(t *testing.T) {
 	s, _ := revoking(t)
 	s.rotating()

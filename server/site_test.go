@@ -47,7 +47,7 @@ type site struct {
 	http  *http.Client
 
 	measured   bool          // do not check the responses
-	strict     bool          // keep the timeouts of HTTPServer; without it they are long or none, so that a stalled machine passes
+	strict     bool          // keep the timeouts of HTTPServer; otherwise long or none, for stalled machines
 	idle       time.Duration // if set, replaces the idle timeout of HTTPServer
 	connState  func(net.Conn, http.ConnState)
 	minVersion uint16 // minimum TLS version
@@ -111,7 +111,7 @@ func (s *site) roots() *x509.CertPool {
 
 func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheus.Registry) }
 
-// gauge returns the value of a metric without labels, or of the one whose first label has that value.
+// gauge returns the value of a metric without labels, or of the series whose first label has that value.
 func (s *site) gauge(t testing.TB, name, label string) float64 {
 	t.Helper()
 	families := must.Get(s.registry().Gather())

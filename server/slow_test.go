@@ -35,7 +35,7 @@ func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
 	return c
 }
 
-// drip sends one every 50 ms until the connection fails.
+// drip sends the text one every 50 ms until the connection fails.
 func drip(w io.Writer, one string) error {
 	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
 		if _, err := io.WriteString(w, one); err != nil {
@@ -55,8 +55,8 @@ func frame(length int, kind, flags byte, stream uint32, payload []byte) []byte {
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// TestDisconnectsSlowClients runs one client of each kind concurrently. Catches one that stays connected for two
-// minutes, which is a multiple of the longest timeout.
+// TestDisconnectsSlowClients runs one client of each kind concurrently. Catches a client that stays connected
+// for two minutes, which is a multiple of the longest timeout.
 func TestDisconnectsSlowClients(t *testing.T) {
 	need.Long(t)
 	t.Parallel()
@@ -116,7 +116,7 @@ func TestDisconnectsSlowClients(t *testing.T) {
 		"h2 sends no settings":   writes(preface),
 		"h2 drips headers":       drips(preface+string(append(settings, frame(1000, frameHeaders, endStream|endHeaders, 1, nil)...)), "\x00"),
 		"h2 never ends its headers": drips(preface+string(append(settings, frame(len(get), frameHeaders, endStream, 1, get)...)),
-			string(frame(3, 9, 0, 1, []byte{0x20, 0x20, 0x20}))), // CONTINUATION that says nothing
+			string(frame(3, 9, 0, 1, []byte{0x20, 0x20, 0x20}))), // CONTINUATION without headers
 		"h2 opens no window": writes(preface + string(append(noWindow, frame(len(get), frameHeaders, endStream|endHeaders, 1, get)...))),
 	}
 	var all sync.WaitGroup
@@ -221,8 +221,8 @@ func (c *counter) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Above the limit the server closes the oldest connections without a request. Catches one that is closed during a
-// request, or silent connections that keep new ones out.
+// Above the limit the server closes the oldest connections without a request. Catches a connection that is closed
+// during a request, and silent connections that block new connections.
 func TestClosesOldestIdleConnections(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -265,7 +265,7 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 			t.Errorf("want the connection served %t, and only the oldest idle one closed", want)
 		}
 	}
-	for range 2 * most { // connections that never send anything do not keep others out
+	for range 2 * most { // connections that never send anything must not block others
 		conn := must.Value(net.Dial("tcp", strings.TrimPrefix(s.url, "https://")))(t)
 		defer func() { _ = conn.Close() }()
 	}

@@ -172,10 +172,10 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		_ = c.Close()
 	})
 
-	idle() // so that allocations of the requests above do not count below
+	idle() // so that allocations of the requests above are not measured below
 	t.Run("compressed headers", func(t *testing.T) {
 		c, r := s.h2(t)
-		// A header of 3 kB goes into the table (RFC 7541, section 6.2.1), and 12,000 more refer to it.
+		// One header of 3 kB is added to the table (RFC 7541, section 6.2.1), and 12,000 header fields refer to it.
 		bomb := append(bytes.Clone(get), 0x40, 1, 'x', 0x7f)
 		for n := 3000 - 127; ; n >>= 7 {
 			if n < 128 {
@@ -200,8 +200,8 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 	idle()
 }
 
-// A client opens many HTTP/2 streams and reads no response. Catches it blocking discovery or probes of others, and
-// short responses that do not count as in flight while they are unread.
+// A client opens many HTTP/2 streams and reads no response. Catches such a client that blocks discovery or probes
+// of others, and short unread responses that are not counted as in flight.
 func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -29,7 +29,7 @@ func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
 	return must.Get(s.store.Create(t.Context(), r))
 }
 
-// Package convert tests each field. Catches a response that shows a secret, or that lacks a claim.
+// Package operations tests each field. Catches a response that shows a secret, or that lacks a claim.
 func TestTokenStatusAndFields(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
@@ -95,7 +95,7 @@ func TestDeleteToken(t *testing.T) {
 	}
 }
 
-// Package mint tests renewals. Catches one with another expiration than the request describes.
+// Package mint tests renewals. Catches a renewal with another expiration than the request describes.
 func TestRenewToken(t *testing.T) {
 	s := newSite(t)
 	s.start(t)

@@ -30,9 +30,9 @@ type TokenReview struct {
 	// kube-apiserver. Nil refuses every caller. For a bearer token or a client certificate use
 	// [auth.HeaderOrCertificate].
 	Authenticate auth.Authenticate
-	// Audiences are the --api-audiences of kube-apiserver, by default its service account issuer. A
-	// review that requests only other audiences gets authenticated: false. If Audiences is empty, the
-	// response names no audiences, which in the TokenReview API means those of kube-apiserver.
+	// Audiences are the --api-audiences of kube-apiserver, by default its service account issuer. A review that
+	// requests only other audiences gets authenticated: false. If Audiences is empty, the response names no
+	// audiences, which in the TokenReview API means kube-apiserver's audiences.
 	Audiences []string
 	// Now is the clock for the expiry of tokens; nil is time.Now.
 	Now func() time.Time
@@ -97,7 +97,7 @@ type reviewRequest struct {
 	} `json:"spec"`
 }
 
-// readTokenReview reads a body of either version, whatever version the path has. kube-apiserver sends
+// readTokenReview reads a body of either version, regardless of the version in the path. kube-apiserver sends
 // v1beta1 by default, and expects the response in the same version.
 func readTokenReview(r *call) (reviewRequest, error) {
 	var req reviewRequest

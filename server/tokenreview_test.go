@@ -77,8 +77,8 @@ func TestTokenReviewStatus(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		shown      string
-		change     func(*tokens.Record) // before it is stored
-		broken     func(*tokens.Record) // after it is stored
+		change     func(*tokens.Record) // changes the token before it is stored
+		broken     func(*tokens.Record) // damages the token after it is stored
 		later      time.Duration
 		asked, own []string // audiences
 		want       authenticationv1.TokenReviewStatus
@@ -132,7 +132,7 @@ func TestTokenReviewStatus(t *testing.T) {
 	}
 }
 
-// Catches a refused review whose reason is not in the debug log. The response must not have it.
+// Catches a refused review whose reason is not in the debug log. The response must not contain the reason.
 func TestTokenReviewLogsTheReason(t *testing.T) {
 	s := reviewed(t)
 	token := tokens.Generate()
@@ -193,7 +193,8 @@ func TestTokenReviewRequests(t *testing.T) {
 	}
 }
 
-// Package auth tests certificates. Catches one that the server does not request, or that counts beside a bearer token.
+// Package auth tests certificates. Catches a certificate that the server does not request, or that authenticates a
+// request with a bearer token.
 func TestTokenReviewByClientCertificate(t *testing.T) {
 	s := reviewed(t)
 	way := auth.ClientCertificate{CAs: s.roots, Name: "kube-apiserver-kubelet-client"}

@@ -72,8 +72,8 @@ func turnUnavailable(err error) *web.Problem {
 	return web.NewProblem("turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry").Unavailable(err)
 }
 
-// readTurn authenticates a machine by its bootstrap token, which must be for control planes: with the token of a
-// worker, a thief could keep control planes from joining.
+// readTurn authenticates a machine by its bootstrap token, which must be for control planes: otherwise a thief
+// of a worker's token could block joins of control planes.
 func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	bearer, err := auth.Bearer(r.Request)
 	if err != nil {

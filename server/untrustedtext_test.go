@@ -32,7 +32,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 64 {
 		value := strings.Repeat("-", n) + token
-		if n%2 == 1 { // characters around the token that once kept it from being redacted
+		if n%2 == 1 { // characters around the token that once prevented its redaction
 			value = strings.Repeat("-", n) + "_" + token + "X"
 		}
 		inJSON, escaped := `"`+value+`"`, url.QueryEscape(value)
@@ -156,8 +156,8 @@ func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	}
 }
 
-// Catches an error response that is no problem (or, below /api and /apis, no Status), or whose request ID is not in
-// the log. TestMain compares problems with openapi.yaml.
+// Catches an error response that is not a problem document (or a Status, below /api and /apis), or whose request ID
+// is not in the log. TestMain compares problems with openapi.yaml.
 func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	var fails error
 	s := newSite(t)

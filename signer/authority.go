@@ -589,7 +589,7 @@ func (a *Authority) now() time.Time {
 	return time.Now()
 }
 
-// Issue decides a request and signs it if it is approved. Its errors are those of [Authority.Decide] and
+// Issue decides a request and signs it if it is approved. It returns the errors of [Authority.Decide] and
 // [Authority.SignAdmitted].
 func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, error) {
 	admission, err := a.Decide(ctx, r)

@@ -168,7 +168,7 @@ func TestIssueFollowsDecision(t *testing.T) {
 	}
 }
 
-// The present duration of certificates must not limit the result: earlier certificates may have been issued for up
+// The current duration of certificates must not limit the result: earlier certificates may have been issued for up
 // to the lifetime of the CA.
 func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	const days = 24 * time.Hour
@@ -197,7 +197,7 @@ func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	}
 }
 
-// A certificate whose key could not be stored must not leave: the machine could not rejoin with it.
+// A certificate whose key could not be stored must not be delivered: the machine could not rejoin with it.
 func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
 	store := memdb.Open()
 	nodes := &admission.Nodes{Tokens: store, Claims: storetest.Fail(errNotStored, "Claims.Create").Claims(store.Claims()), RejoinWindow: time.Hour}

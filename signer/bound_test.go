@@ -87,7 +87,7 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 	}
 }
 
-// A signer under the name of another one would not apply the checks of that name.
+// A signer that is configured under another signer's name would not apply the checks of that name.
 func TestSignerRefusesRequestsOfOtherNames(t *testing.T) {
 	const own = "example.com/own"
 	r := nodeRequest(t, "jane", "worker-1")

@@ -31,7 +31,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// A counted is kubejoin with one kind of store, and counts what it asks of it.
+// A counted is kubejoin with one kind of store, and counts the calls of the store.
 type counted struct {
 	*testing.T
 	signer.Authority
@@ -47,7 +47,7 @@ type counted struct {
 func countedOnKubernetes(t *testing.T) *counted {
 	client := fake.NewClientset()
 	version := 0
-	for _, verb := range []string{"create", "update"} { // the fake API server gives neither UIDs nor versions
+	for _, verb := range []string{"create", "update"} { // the fake API server sets neither UIDs nor versions
 		client.PrependReactor(verb, "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
 			version++
 			o := a.(kubetesting.CreateAction).GetObject().(metav1.Object)
@@ -58,7 +58,7 @@ func countedOnKubernetes(t *testing.T) *counted {
 			return false, nil, nil
 		})
 	}
-	client.PrependReactor("patch", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) { // it compares no versions, either
+	client.PrependReactor("patch", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) { // the fake API server does not compare versions either
 		patch := a.(kubetesting.PatchAction)
 		now, err := client.Tracker().Get(patch.GetResource(), patch.GetNamespace(), patch.GetName())
 		if lease := now.(*coordinationv1.Lease); err == nil && !strings.Contains(string(patch.GetPatch()), fmt.Sprintf(`"resourceVersion":%q`, lease.ResourceVersion)) {
@@ -90,7 +90,7 @@ func countedOnKubernetes(t *testing.T) *counted {
 	}
 }
 
-// countedOnRows counts calls of a store that keeps tokens and claims in one database, without those that read a cache.
+// countedOnRows counts calls of a store that keeps tokens and claims in one database, except calls that read a cache.
 func countedOnRows(t *testing.T) *counted {
 	var all []string
 	count := storetest.Faulty(func(c *storetest.Call, do func() error) error {
@@ -124,7 +124,7 @@ func (c *counted) first(id, node string) error {
 	return err
 }
 
-// own requests a certificate for a node that has one.
+// own requests a certificate for a node that already has one.
 func (c *counted) own(node string, change func(*approval.Request)) error {
 	r := nodeRequest(c, tokens.NodeUserPrefix+node, node)
 	r.Groups = []string{tokens.NodesGroup}
@@ -135,15 +135,16 @@ func (c *counted) own(node string, change func(*approval.Request)) error {
 
 // renew renews the certificate of a node, which authenticates with its last one.
 func (c *counted) renew(node string) error {
-	claim, _ := c.claims.Get(c.Context(), node, tokens.Cached) // the zero Claim without a claim, for example for a name that can have none
+	claim, _ := c.claims.Get(c.Context(), node, tokens.Cached) // the zero Claim if there is none, for example for an invalid name
 	c.reset()
 	return c.own(node, func(r *approval.Request) {
 		r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.Fingerprint(claim.Identity.Last().Fingerprint).CredentialID()}}
 	})
 }
 
-// Each call of an operation counts when a rack joins, or a cluster renews. A call that these lists do not have must be
-// worth it. The API server also gets the CSR object: one write to approve it, and one with the certificate.
+// Each call of an operation slows down the join of a rack or the renewals of a cluster. A call that is not in these
+// lists needs a good reason. The API server also gets the CSR object: one write to approve it, and one with the
+// certificate.
 func TestCallsOfEachOperation(t *testing.T) {
 	one, many, names := tokens.Limits{MaxNodes: 1}, tokens.Limits{MaxNodes: 9}, tokens.Limits{NodeNames: []string{"worker-*"}}
 	joined := func(limits tokens.Limits) func(*counted) string {
@@ -167,7 +168,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 		identities bool // with --rejoin-window
 		existing   bool // with --existing-nodes=allow
 		before     func(*counted) string
-		do         func(c *counted, of string) error // with what before returned
+		do         func(c *counted, of string) error // of is the result of before
 		refused    string
 		kube, rows string
 	}{

@@ -12,12 +12,12 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// A client that trusts only the old CA must accept certificates of the new one, within the limits of the new one.
+// A client that trusts only the old CA must accept certificates of the new CA, within the limits of the new CA.
 func TestCrossSign(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
 		fresh func(*x509.Certificate)
-		usage x509.ExtKeyUsage // of a certificate below
+		usage x509.ExtKeyUsage // usage of the issued certificate
 		want  string
 	}{
 		"a CA":                 {nil, x509.ExtKeyUsageServerAuth, ""},

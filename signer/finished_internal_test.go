@@ -20,7 +20,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// The signer never returns a certificate that differs from the request, whichever library has created it.
+// The signer never returns a certificate that differs from the request, regardless of the library that created it.
 func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 	now := time.Now().UTC().Truncate(time.Second)
 	ca, err := GenerateCA("kubernetes", now, 24*time.Hour)

@@ -53,7 +53,7 @@ func hugeKey(t testing.TB) []byte {
 	})
 }
 
-// FuzzLoadCA loads CA files as operators write them and as interrupted copies leave them.
+// FuzzLoadCA loads CA files as operators write them, and files that were copied incompletely.
 func FuzzLoadCA(f *testing.F) {
 	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(f)
 	cert, key, err := ca.PEM()

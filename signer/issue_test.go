@@ -34,8 +34,8 @@ func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Sig
 	}, ca, csr.PublicKey, key)
 }
 
-// Certificates equal those that kube-controller-manager issues for the same request, except for the serial number
-// and the subject key identifier.
+// For the same request, kubejoin must issue the same certificate as kube-controller-manager, except for the
+// serial number and the subject key identifier.
 func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	for caName, key := range map[string]crypto.Signer{"P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048()} {
 		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
@@ -75,7 +75,7 @@ func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	}
 }
 
-// describe lists all parts of a certificate that do not differ by chance.
+// describe lists all parts of a certificate that are not random.
 func describe(cert *x509.Certificate) string {
 	var lines []string
 	add := func(what string, der []byte) { lines = append(lines, what+" "+new(big.Int).SetBytes(der).Text(16)) }

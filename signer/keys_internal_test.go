@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// Catches a key type of a newer Go that passes because no case of the policy knows it.
+// Catches a policy that allows a new key type of a newer Go because no case handles it.
 func TestKeyPolicyRefusesUnknownKeyTypes(t *testing.T) {
 	x25519 := must.Value(ecdh.X25519().GenerateKey(rand.Reader))(t)
 	for want, key := range map[string]any{"*ecdh.PublicKey": x25519.PublicKey(), "<nil>": nil} {

@@ -85,7 +85,7 @@ func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 	}
 }
 
-// A request that the signer would refuse must not claim a node name, also if a person approved it.
+// A request that the signer would refuse must not claim a node name, even if a person approved it.
 func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 	for _, test := range []struct {
 		name    string

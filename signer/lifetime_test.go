@@ -11,7 +11,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// The limit is for kubelets, which renew by themselves: a person or kube-scheduler would lose its certificate.
+// The limit applies only to kubelets, which renew by themselves: the certificate of a person or of
+// kube-scheduler would expire.
 func TestMaxLifetimeShortensCertificatesOfKubelets(t *testing.T) {
 	const kubelet, serving, client = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName
 	ca, now := newCA(t), time.Now().Truncate(time.Second)

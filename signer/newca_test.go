@@ -55,7 +55,7 @@ func TestChainIncludesCrossSignedRoot(t *testing.T) {
 	}
 }
 
-// A renamed CA keeps the key of the old one. It is not self-signed, although its own key verifies its signature.
+// A renamed CA keeps the key of the old CA. It is not self-signed, although its own key verifies its signature.
 func TestChainIncludesRenamedCA(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "old", key, nil, nil, nil)

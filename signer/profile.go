@@ -150,7 +150,7 @@ func Validity(caNotAfter time.Time, lifetime time.Duration, now time.Time) (notB
 }
 
 // A KeyPolicy limits which public keys get a certificate. The zero KeyPolicy allows RSA with 2048 to 8192 bits, ECDSA
-// on P-256, P-384 and P-521, and Ed25519. Any other KeyPolicy allows only what it names.
+// on P-256, P-384 and P-521, and Ed25519. Any other KeyPolicy allows only the keys that it names.
 type KeyPolicy struct {
 	// MinRSA and MaxRSA are the minimum and the maximum size of an RSA key in bits. MaxRSA zero allows no RSA keys;
 	// MinRSA zero is [pkcs10.MinRSABits].

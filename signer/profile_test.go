@@ -21,7 +21,7 @@ func TestValidityWithinBoundsOfProfileAndCA(t *testing.T) {
 		profile   signer.ProfileConfig
 		ca        time.Time
 		requested time.Duration
-		ends      time.Duration // after now
+		ends      time.Duration // end of the validity, relative to now
 	}{
 		{name: "defaults", ca: far, ends: 365*24*h - 5*time.Minute},
 		{name: "default", profile: signer.ProfileConfig{Default: 24 * h}, ca: far, ends: 24*h - 5*time.Minute},

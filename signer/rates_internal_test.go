@@ -56,7 +56,7 @@ func TestThousandsOfMachinesJoinWithOneToken(t *testing.T) {
 	if n := ask(5000, func(i int) string { return fmt.Sprint("worker-", i) }); n != 5000 {
 		t.Errorf("got certificates for %d machines, want 5,000", n)
 	}
-	// Node names are free on a token without limits, so the token itself has a rate.
+	// On a token without limits, a machine can choose any node name, so the token itself has a rate.
 	if n := ask(6000, func(i int) string { return fmt.Sprint("other-", i) }); n != 10_000-5060 {
 		t.Errorf("got %d more certificates on one token, want 10,000 in total", n)
 	}
@@ -66,7 +66,7 @@ func TestThousandsOfMachinesJoinWithOneToken(t *testing.T) {
 	}
 }
 
-// A user who requests certificates for thousands of machines is only limited by the rate of each key.
+// For a user who requests certificates for thousands of machines, only the rate of each key applies.
 func TestLimitsOperatorByKeyOnly(t *testing.T) {
 	var l rates
 	now := time.Now()

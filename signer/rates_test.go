@@ -21,7 +21,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// throttled is an authority whose clock only moves when the test moves it.
+// throttled is an authority with a clock that the test sets.
 type throttled struct {
 	*signer.Authority
 	log *entries
@@ -86,7 +86,7 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	if day := 24 * bytes; issued > 300 || issued < 299 || day > 30<<20 {
 		t.Errorf("got %d certificates in an hour and %d bytes a day, want 60 at once, 240 later and at most 30 MiB", issued, day)
 	}
-	// Other nodes are not limited by it. The node gets its next certificate after the stated time.
+	// Other nodes have rates of their own. The node gets its next certificate after the stated time.
 	if n := a.ask(t, 60, 0, renewalOf(t, "worker-2", "system:node:worker-2")); n != 60 {
 		t.Errorf("another node got %d certificates at once, want 60", n)
 	}
@@ -101,8 +101,8 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	}
 }
 
-// Refusals of one node have a rate too, whichever keys it uses. They must not block its renewals, and the signer
-// returns no refusal that the record does not have.
+// Refusals of one node share a rate, regardless of its keys. They must not block its renewals, and the signer
+// must not return a refusal that was not recorded.
 func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	a := newThrottled(t)
 	many := 0
@@ -133,8 +133,7 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	}
 }
 
-// A request that a rule denies waits if the rate of its requester is used up: the record has no slot for the
-// denial.
+// A request that a rule denies waits if the rate of its requester is used up: the denial could not be recorded.
 func TestDenialBeyondTheRateWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 	for i := range 70 {
@@ -149,8 +148,8 @@ func TestDenialBeyondTheRateWaits(t *testing.T) {
 	}
 }
 
-// What proves no current credential must not use up the rates of its name: neither that of certificates nor that of
-// refusals. It has rates of its own.
+// Requests without a current credential must not use up the rates of their name, neither of certificates nor of
+// refusals. They have separate rates.
 func TestOldCredentialsSpendNoRateOfTheirName(t *testing.T) {
 	stolen, own := revocation.Fingerprint(strings.Repeat("a", 64)), revocation.Fingerprint(strings.Repeat("b", 64))
 	by := func(f revocation.Fingerprint) approval.Request {
@@ -167,7 +166,7 @@ func TestOldCredentialsSpendNoRateOfTheirName(t *testing.T) {
 	for name, flood := range map[string]func(t *testing.T, a *throttled, guard *revocation.Guard) func(i int) error{
 		"revoked certificate": func(t *testing.T, a *throttled, guard *revocation.Guard) func(int) error {
 			must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: stolen}))
-			a.Nodes.RejoinWindow = 0 // otherwise a certificate that the claim lacks has another rate
+			a.Nodes.RejoinWindow = 0 // otherwise a certificate that is not in the claim has another rate
 			return func(i int) error {
 				r := by(stolen)
 				_, err := map[bool]func(context.Context, approval.Request) ([]byte, error){true: a.Issue, false: a.Sign}[i%2 == 0](t.Context(), r)
@@ -230,7 +229,7 @@ func TestRefusalsOfManyOldKeysCannotFillTheRecord(t *testing.T) {
 	for i := range 200 * 60 {
 		r := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Rejoin: &approval.Rejoin{Key: fmt.Sprint(i / 60)}}
 		r.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: fmt.Append(nil, i)}
-		_ = a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad"}}) // or it waits
+		_ = a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad"}}) // or the request waits
 	}
 	if len(a.log.all) != 10_000 {
 		t.Errorf("got %d recorded refusals, want 10,000", len(a.log.all))
@@ -309,7 +308,7 @@ func TestReplacedMachineSpendsNoRateOfItsName(t *testing.T) {
 			return r
 		}
 	}
-	must.Value(a.Issue(t.Context(), by("b")(0)))(t) // begins the identity
+	must.Value(a.Issue(t.Context(), by("b")(0)))(t) // creates the identity
 	for digit, want := range map[string]int{"a": 60, "c": 60} {
 		if n := a.ask(t, 100, 0, by(digit)); n != want {
 			t.Errorf("stranger %s got %d certificates, want %d", digit, n, want)

@@ -128,7 +128,7 @@ func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 	if _, err := a.SignAdmitted(t.Context(), admission); err != nil || log.all[0].Approver != "kubejoin" || log.all[0].Rule != "test" {
 		t.Errorf("got %v and entries %+v", err, log.all)
 	}
-	// Without its admission, the record does not know who approved the request.
+	// Without the Admission, the entry has no approver.
 	if _, err := a.Sign(t.Context(), r); err != nil || log.all[1].Approver != "" {
 		t.Errorf("got %v and entries %+v", err, log.all)
 	}
@@ -259,7 +259,7 @@ func TestRecordsFailureWhenItsMessageChanges(t *testing.T) {
 	if _, err := a.Issue(t.Context(), r); err != nil || log.outcomes() != "failed failed failed issued" {
 		t.Fatalf("got %v and outcomes %s", err, log.outcomes())
 	}
-	*caErr = errors.New("no such file") // a failure after a certificate is a new one
+	*caErr = errors.New("no such file") // a failure after a certificate is a new outcome
 	if _, err := a.Issue(t.Context(), r); err == nil || log.outcomes() != "failed failed failed issued failed" {
 		t.Errorf("got %v and outcomes %s", err, log.outcomes())
 	}
@@ -330,7 +330,7 @@ func TestRecordsCertificateOfCanceledRequest(t *testing.T) {
 	}
 }
 
-// Anybody can cause refusals. Their entries take at most 6 KiB, whatever the request contains, and hold no token
+// Anybody can cause refusals. Their entries take at most 6 KiB, regardless of the request, and contain no token
 // secret.
 func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 	for name, test := range map[string]struct {

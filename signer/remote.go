@@ -142,7 +142,7 @@ func (e *elsewhere) check(o Order, certificate []byte) (issued, error) {
 // signer s, but does not use its rules, Facts, Nodes or Revocations, and has no rate limits. It returns the certificate
 // in PEM without its chain. The caller has compared o.Made with the clock. The certificate is valid from the start that
 // the order implies. It expires when the order says, or earlier if the profile or the CA requires that. Like
-// [Authority.Sign] it records what it signs and refuses; its errors are the same.
+// [Authority.Sign], it records certificates and refusals, and returns the same errors.
 func (a *Authority) SignOrder(ctx context.Context, s Signer, o Order) ([]byte, error) {
 	done, err := a.signOrder(s, o)
 	if recordErr := a.record(ctx, o.Request, approval.Decision{}, done, err); recordErr != nil {

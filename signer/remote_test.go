@@ -75,7 +75,8 @@ func withSerialZero(t testing.TB, certificate []byte, key crypto.Signer) []byte 
 	return pemOf(must.Value(asn1.Marshal(parts))(t))
 }
 
-// Whatever a signer process returns, only the certificate that was ordered leaves. The request is not denied.
+// kubejoin must deliver only the ordered certificate, regardless of the signer process's response. The request
+// is not denied.
 func TestDiscardsCertificateThatWasNotOrdered(t *testing.T) {
 	key, otherKey := csrtest.NewKey(), csrtest.NewKey()
 	ca := caCertificate(t, "ca", key, nil, nil, nil)
@@ -144,8 +145,8 @@ func TestDiscardsCertificateThatWasNotOrdered(t *testing.T) {
 	}
 }
 
-// A signer process that returns an earlier certificate again must not pass it off as another. The first order shows that
-// the certificate was right, so this test catches a check that skips a part of the order.
+// kubejoin must discard a certificate of an earlier order. For its own order the certificate was right, so this test
+// catches a check that skips a part of the order.
 func TestDiscardsReplayedCertificate(t *testing.T) {
 	key, nodeKey, now := csrtest.NewKey(), csrtest.NewKey(), time.Now()
 	ca := caCertificate(t, "ca", key, nil, nil, nil)
@@ -162,7 +163,7 @@ func TestDiscardsReplayedCertificate(t *testing.T) {
 	for i, test := range []struct {
 		node    string
 		key     crypto.Signer
-		expires time.Duration // zero: as the first
+		expires time.Duration // zero: as in the first order
 		later   time.Duration
 		want    string
 	}{
@@ -184,8 +185,8 @@ func TestDiscardsReplayedCertificate(t *testing.T) {
 	}
 }
 
-// A signer process may change its CA at any time. The certificate comes with the intermediates of the CA that has signed,
-// and what kubejoin says about its CA follows.
+// A signer process may change its CA at any time. The response must have the intermediates of the CA that has signed,
+// and the CA must report the new signing certificate.
 func TestRemoteCAFollowsItsSigner(t *testing.T) {
 	root, oldKey, newKey := csrtest.NewKey(), csrtest.NewKey(), csrtest.NewKey()
 	rootCert := caCertificate(t, "root", root, nil, nil, nil)
@@ -212,7 +213,8 @@ func TestRemoteCAFollowsItsSigner(t *testing.T) {
 	}
 }
 
-// The certificate that signed last may expire, or not allow the usages, while the signer process has another one.
+// The CA certificate that signed last may expire, or not allow the usages, while the signer process uses another
+// CA certificate.
 func TestRemoteCAOutlivesItsLastSigner(t *testing.T) {
 	oldKey, newKey := csrtest.NewKey(), csrtest.NewKey()
 	end := time.Now().Add(12 * time.Hour)
@@ -279,7 +281,8 @@ func (f failing) Append(_ context.Context, e issuance.Entry) error {
 	return nil
 }
 
-// A signer process makes the checks of the signer again, limits the lifetime to its own, and records before it returns.
+// A signer process repeats the checks of the signer, limits the lifetime by its own profile, and records the
+// certificate before it returns.
 func TestSignOrder(t *testing.T) {
 	ca := must.Value(signer.GenerateCA("ca", time.Now(), 10*24*time.Hour))(t)
 	profile := signer.ProfileConfig{Usages: signer.KubernetesUsages(kubeletClient), Default: time.Hour, Max: 2 * time.Hour}
@@ -333,7 +336,7 @@ func TestSignOrder(t *testing.T) {
 	}
 	key := csrtest.NewKey()
 	server := caCertificate(t, "server", key, nil, nil, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
-	cas := []*signer.CA{ca, must.Value(signer.NewCA([]*x509.Certificate{server}, key))(t)} // NewSigner gets the first
+	cas := []*signer.CA{ca, must.Value(signer.NewCA([]*x509.Certificate{server}, key))(t)} // NewSigner uses the first one
 	replaced := func() (*signer.CA, error) {
 		c := cas[0]
 		cas = cas[len(cas)-1:]

@@ -70,7 +70,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 				t.Errorf("explanation: got %+v", e.Decision)
 			}
 
-			// Revoked before the first, the second and each later call of the store.
+			// Revoke before the first, the second and each later call of the store.
 			for at := 1; ; at++ {
 				guard, calls := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}, 0
 				store := revocationtest.Before(guard.Store, func(method string, _ revocation.Key) error {
@@ -97,8 +97,8 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 					}
 					break
 				}
-				// Once the last check has begun, a certificate may leave. It is barred as well, or it is another one than
-				// the revoked certificate.
+				// After the last check has begun, a certificate may be delivered. The entry must bar it, too, unless
+				// the entry is for another certificate.
 				if chain != nil && entry.Node != "" && must.Get(guard.RevokedCertificate(t.Context(), decode(t, chain)[0])) == nil {
 					t.Errorf("revoked before call %d: got a certificate that is not barred", at)
 				}
@@ -107,7 +107,8 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	}
 }
 
-// Catches a certificate that leaves although the revocations could not be read, and an error that becomes a refusal.
+// Catches a certificate that is delivered although the revocations could not be read, and an error that becomes a
+// refusal.
 func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 	a := &signer.Authority{
 		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
@@ -122,8 +123,8 @@ func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 	}
 }
 
-// A bound key outlasts the certificate that has bound it. Catches one that a revoked certificate has bound before the cache
-// of the server knew.
+// A bound key outlasts the certificate that has bound it. Catches a key that a revoked certificate has bound before the
+// server's cache had the revocation.
 func TestRevokedCertificateBindsNoKey(t *testing.T) {
 	store := memdb.Open()
 	guard := &revocation.Guard{Store: rowlist.New(store.Revocations())}

@@ -18,7 +18,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// said returns the decision in an error of an authority, and the failure behind it.
+// said returns the decision in an error of an authority, and the failure that caused it.
 func said(err error) (approval.Decision, error) {
 	if no, found := errors.AsType[*approval.Error](err); found {
 		return no.Decision, no.Err

@@ -37,7 +37,7 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 		})
 		cas[i], byName[cert.Subject.CommonName] = must.Get(signer.NewCA([]*x509.Certificate{cert}, key)), cert
 	}
-	// Each request of the CA gets another one.
+	// Each call returns another CA.
 	asked := 0
 	replaced := func() (*signer.CA, error) { asked++; return cas[asked%n], nil }
 	authority := signer.Authority{Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(replaced, 365*24*time.Hour)))}
@@ -55,9 +55,9 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 	}
 }
 
-// During a rotation, other goroutines replace the CA and the limit of lifetimes while certificates are made. Each certificate
-// must be right in everything: key, subject, issuer, chain, lifetime, usage, and the CA in its entry of the record.
-// KUBEJOIN_TEST_SIGNATURES is how many are made.
+// During a rotation, other goroutines replace the CA and the limit of lifetimes while certificates are made. For each
+// certificate, key, subject, issuer, chain, lifetime, usage, and the CA in its entry of the record must be right.
+// KUBEJOIN_TEST_SIGNATURES is the number of certificates.
 func TestCertificatesAreRightWhileCAIsReplaced(t *testing.T) {
 	count := must.Value(strconv.Atoi(cmp.Or(os.Getenv("KUBEJOIN_TEST_SIGNATURES"), "2000")))(t)
 	const n, workers = 4, 8
@@ -67,14 +67,14 @@ func TestCertificatesAreRightWhileCAIsReplaced(t *testing.T) {
 	for i := range cas {
 		key, root := csrtest.NewKey(), csrtest.NewKey()
 		certs := []*x509.Certificate{caCertificate(t, fmt.Sprint("ca-", i), key, nil, nil, nil)}
-		if i%2 == 1 { // one below a root
+		if i%2 == 1 { // a CA below a root
 			certs = []*x509.Certificate{caCertificate(t, fmt.Sprint("ca-", i), key, caCertificate(t, "root", root, nil, nil, nil), root, nil)}
 		}
 		for j := range i { // old CAs in its bundle
 			certs = append(certs, cas[j].Certificate())
 		}
 		cas[i] = must.Get(signer.NewCA(certs, key))
-		byPin[clusterinfo.Pin(certs[0])], most[certs[0].Subject.CommonName] = cas[i], time.Duration(i)*time.Hour // no limit for the first
+		byPin[clusterinfo.Pin(certs[0])], most[certs[0].Subject.CommonName] = cas[i], time.Duration(i)*time.Hour // the first CA has no limit
 	}
 	var now atomic.Pointer[signer.CA]
 	now.Store(cas[0])
@@ -176,8 +176,8 @@ func TestCertificatesAreRightWhileCAIsReplaced(t *testing.T) {
 	}
 }
 
-// LoadCA refuses truncated files. It cannot detect a cut between two certificates and then loads those that are
-// there.
+// LoadCA refuses truncated files. It cannot detect a cut between two certificates. It then loads the remaining
+// certificates.
 func TestLoadCADetectsTruncatedFiles(t *testing.T) {
 	dir := t.TempDir()
 	oldKey, key := csrtest.Ed25519(), csrtest.Ed25519()

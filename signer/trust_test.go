@@ -37,7 +37,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name         string
-		root, middle func(*x509.Certificate) // of the CAs; the middle one signs, if there is one
+		root, middle func(*x509.Certificate) // changes of the CAs; the middle CA signs, if there is one
 		hosts        []string
 		want         string // part of the error; empty: no error
 	}{
@@ -115,7 +115,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 	}
 }
 
-// NewCA refuses these CAs. A doctor only has the certificate.
+// NewCA refuses these CAs. 'kubejoin doctor' has only the certificate.
 func TestCheckTrustFindsWhatIsNoCA(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*x509.Certificate)

@@ -16,8 +16,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Refusals quote text from the request. They must hold no part of a token secret wherever the text is cut, no
-// control characters, and at most 1 KiB.
+// Refusals quote text from the request. They must contain no part of a token secret, regardless of where the
+// text is cut, no control characters, and at most 1 KiB.
 func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)

@@ -213,8 +213,8 @@ func (f *fixture) waitLogged(t *testing.T, text string) {
 	})
 }
 
-// untilDeadline calls call with a short timeout, and with longer ones until its error is as wanted: a slow machine may
-// not read anything within a short one.
+// untilDeadline calls call with longer and longer timeouts until its error is wanted: a slow machine may read nothing
+// within a short timeout.
 func untilDeadline(t *testing.T, want string, call func(ctx context.Context) (err error, wanted bool)) {
 	t.Helper()
 	for timeout := 100 * time.Millisecond; ; timeout *= 4 {
@@ -277,7 +277,7 @@ func readCAs(t *testing.T, file string) []*x509.Certificate {
 	return []*x509.Certificate{ca}
 }
 
-// invariant fails the test if any version of cluster-info that is written during it contains an empty signature, or
+// invariant fails the test if any version of cluster-info written during the test contains an empty signature, or
 // an invalid signature of a token in the store.
 func (f *fixture) invariant(t *testing.T) {
 	t.Helper()
@@ -310,7 +310,7 @@ func (f *fixture) check(data map[string]string) error {
 		switch {
 		case jws == "":
 			return fmt.Errorf("%s is empty", key)
-		case known && r.Token.HasSecret() && data["kubeconfig"] != "": // a test emptied it
+		case known && r.Token.HasSecret() && data["kubeconfig"] != "": // not emptied by a test
 			if err := clusterinfo.Verify([]byte(data["kubeconfig"]), jws, r.Token); err != nil {
 				return err
 			}

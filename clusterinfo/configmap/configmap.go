@@ -77,15 +77,15 @@ func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 }
 
 // Config returns the cached kubeconfig of cluster-info without checks; empty if it has none. The bytes are
-// shared and must not be changed. Its errors are those of Data.
+// shared and must not be changed. It returns the same errors as Data.
 func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 	now, err := c.read(ctx)
 	return now.config, err
 }
 
 // WaitSigned returns the kubeconfig of the live cluster-info as soon as it has a valid signature by the token,
-// whichever program signed it. If ctx ends first, the error wraps the error of ctx and says what was found
-// instead.
+// regardless of the program that signed it. If ctx ends first, the error wraps the error of ctx and says what
+// was found instead.
 func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if !t.HasSecret() {
 		return nil, fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Catches a client that disconnects and counts as a failure of the server.
+// Catches a client that disconnects and is reported as a failure of the server.
 func TestCachedReadsOutliveTheirContext(t *testing.T) {
 	info := configmap.Open(t.Context(), fake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name}, Data: map[string]string{"kubeconfig": "x"},
@@ -93,7 +93,7 @@ func TestDataReturnsReadFailure(t *testing.T) {
 	}
 }
 
-// The kubeconfig of this project must equal that of kubeadm, and clientcmd must read and write the same.
+// This project must write the same kubeconfig as kubeadm, and clientcmd must read and write the same.
 func TestKubeconfigEqualsThatOfKubeadm(t *testing.T) {
 	f := setUp(t)
 	server, cas, err := clusterinfo.ParseKubeconfig([]byte(f.kubeconfig))

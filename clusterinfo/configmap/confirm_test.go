@@ -42,7 +42,7 @@ func TestKeepsSignatureOfOtherSigner(t *testing.T) {
 			data[clusterinfo.SignatureKey(token.ID())] = jws
 		}
 	})
-	f.waitSigned(t, theirs) // until the watch shows it
+	f.waitSigned(t, theirs) // until the watch shows the signature
 	store := &lagging{memory: f.store, hidden: theirs.ID()}
 	s := f.signer()
 	store.lags.Store(true)

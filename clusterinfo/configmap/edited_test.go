@@ -18,7 +18,7 @@ import (
 )
 
 // The signer must sign a malformed kubeconfig like kube-controller-manager does, and log it. JSON must not serve it,
-// above all if it contains a credential.
+// especially if it contains a credential.
 func TestSignsButDoesNotServeMalformedKubeconfig(t *testing.T) {
 	f := setUp(t)
 	token := f.store.mint()

@@ -58,7 +58,7 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- gauge.Run(ctx) }()
-	// fill sets the number of signatures in cluster-info. They are as long as real ones.
+	// fill sets the number of signatures in cluster-info. They are as long as real signatures.
 	fill := func(n int) configmap.Fill {
 		t.Helper()
 		f.edit(t, func(data map[string]string) {

@@ -77,7 +77,7 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 	f.waitSigned(t, records[1].Token)
 	f.quiet(t, "after edits")
 
-	// Alternate the signers: each takes over without a write, and signs with malformed secrets.
+	// Alternate the signers: each signer takes over without a write, and signs with malformed secrets.
 	unsign := func() {
 		f.edit(t, func(data map[string]string) {
 			for _, token := range malformed {
@@ -110,7 +110,7 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 // quiet fails the test if cluster-info is written although nothing changes.
 func (f *fixture) quiet(t *testing.T, when string) {
 	t.Helper()
-	version := f.settled(t, 3*time.Second).ResourceVersion // so long may caches lag
+	version := f.settled(t, 3*time.Second).ResourceVersion // caches may lag for 3 s
 	if now := f.settled(t, 1500*time.Millisecond).ResourceVersion; now != version {
 		t.Errorf("%s: got version %s, then %s, want no write", when, version, now)
 	}

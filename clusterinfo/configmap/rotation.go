@@ -14,7 +14,7 @@ type Rotation struct {
 	// Stage names the rotation and its stage.
 	Stage string
 	// Trusted are the CAs that cluster-info must contain. All are all CAs of the rotation; cluster-info must not
-	// contain those that are not in Trusted.
+	// contain CAs of All that are not in Trusted.
 	Trusted, All []*x509.Certificate
 }
 

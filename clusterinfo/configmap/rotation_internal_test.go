@@ -55,7 +55,7 @@ func namesIn(t *testing.T, kubeconfig []byte) string {
 func TestFollowsCAsOfRotation(t *testing.T) {
 	all := certificates(t, "old", "new", "other")
 	signs := certtest.CA(t, "x")
-	all["renewed"] = certtest.Cross(t, signs.Leaf, all["new"], signs.PrivateKey) // another certificate of the key
+	all["renewed"] = certtest.Cross(t, signs.Leaf, all["new"], signs.PrivateKey) // another certificate for the same key
 	for name, test := range map[string]struct {
 		before, trusted, others string
 		want                    string
@@ -121,8 +121,8 @@ func (v *verified) RoundTrip(r *http.Request) (*http.Response, error) {
 	return v.paced.RoundTrip(r)
 }
 
-// Each stage must change the CAs and all signatures in one write. An edit must be reported once and corrected; what a stage
-// changes must not be reported.
+// Each stage must change the CAs and all signatures in one write. The signer must report and correct an edit once, and
+// must not report the changes of a stage.
 func TestSignerFollowsRotationInOneWriteEach(t *testing.T) {
 	all := certificates(t, "old", "new")
 	synctest.Test(t, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestSignerFollowsRotationInOneWriteEach(t *testing.T) {
 		state = nil
 		hints.Send()
 		settle()
-		edit("old new") // after the rotation, kubejoin leaves the CAs alone
+		edit("old new") // after the rotation, kubejoin does not change the CAs
 		cancel()
 		must.OK(t, <-done)
 		if got, want := strings.Join(p.saw, ", "), "old, old new, old new, new, old new"; got != want {

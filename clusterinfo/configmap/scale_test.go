@@ -15,7 +15,7 @@ import (
 )
 
 // A long annotation can make the object too large for etcd (1.5 MiB) before the values exceed the limit of a ConfigMap.
-// Existing signatures must stay, and those of deleted tokens must still be removed.
+// Existing signatures must stay, and the signer must still remove signatures of deleted tokens.
 func TestSignerWhenEtcdRefuses(t *testing.T) {
 	need.Long(t) // 12,300 tokens
 	f := setUp(t)
@@ -55,8 +55,8 @@ func TestSignerWhenEtcdRefuses(t *testing.T) {
 	}
 }
 
-// recordsByAge returns n signing tokens, the oldest first. Their IDs differ: of 12,000 random IDs, two are the same in
-// one of 30 runs.
+// recordsByAge returns n signing tokens, the oldest first. Their IDs differ: among 12,000 random IDs, two are the same
+// in one of 30 runs.
 func recordsByAge(n int) []tokens.Record {
 	records := make([]tokens.Record, 0, n)
 	for ids := map[string]bool{}; len(records) < n; {

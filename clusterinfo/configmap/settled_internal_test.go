@@ -31,11 +31,11 @@ func TestStillSettled(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name              string
-		version, settings string // those of before if empty
+		version, settings string // empty: the values before
 		change            func(all []*tokens.Record) []*tokens.Record
 		after             time.Duration
 		want              bool
-		until             time.Duration // of now; an hour if zero
+		until             time.Duration // after now; zero: an hour
 	}{
 		{name: "nothing", want: true},
 		{name: "counts a node", change: edit(1, func(r *tokens.Record) { r.Nodes = []string{"worker-1"} }), want: true},
@@ -108,7 +108,8 @@ func (s *lateStore) Get(context.Context, string, tokens.Read) (tokens.Record, er
 	return *s.late, nil
 }
 
-// A step that reads what the last one has read still reports errors, and still looks up tokens that the list lacks.
+// A step that reads the same data as the last step still reports errors, and still looks up tokens that the list
+// lacks.
 func TestSettledStepStillLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kubeconfig, late := "any", tokens.Record{Token: tokens.Generate(), Signing: true}

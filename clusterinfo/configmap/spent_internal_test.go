@@ -24,14 +24,14 @@ func (h *held) HeldBy(context.Context, string, tokens.Read) ([]tokens.Claim, err
 
 func (h *held) Ended(tokens.Record, tokens.Claim) bool { return false }
 
-// The signer must remove the signature of a spent token once, must not sign again because it cannot look, and must sign at
+// The signer must remove the signature of a spent token once, must not sign again if a search fails, and must sign at
 // once if the token has changed.
 func TestRetires(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	claims := &held{}
 	s := &signing{Signer: Signer{Now: func() time.Time { return now }, Spent: &clusterinfo.Spent{Claims: claims, Registered: func(context.Context, string, string) (time.Time, error) { return now.Add(-time.Hour), nil }}}}
 	r := tokens.Record{Token: tokens.Generate(), Signing: true, Limits: tokens.Limits{MaxNodes: 1}, Nodes: []string{"worker-1"}, UID: "1", Version: "1"}
-	// step runs the two halves of a step: which tokens sign, and what it keeps after the write.
+	// step runs the two halves of a step: which tokens sign, and which state the step keeps after the write.
 	step := func(what string, r tokens.Record, signing, secret bool) {
 		t.Helper()
 		records, retired := s.signers([]*tokens.Record{&r})

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The signature of a spent token must stay while a machine may repeat its join, and go after that. If
-// kube-controller-manager adds it again, it stays. It must come back with a free slot.
+// The signature of a spent token must stay while a machine may repeat its join, and must then be removed. If
+// kube-controller-manager adds it again, it stays. If the token gets a free slot, it must sign again.
 func TestSignatureOfSpentToken(t *testing.T) {
 	f, ctx := setUp(t), t.Context()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secretstore.ClaimNamespace}}
@@ -32,7 +32,7 @@ func TestSignatureOfSpentToken(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	var ahead atomic.Int64 // of the clock of the signer
+	var ahead atomic.Int64 // how far the signer's clock is ahead
 	s := f.signer()
 	s.Tokens, s.Now = store, func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	s.Spent = &clusterinfo.Spent{Claims: claims, Registered: func(ctx context.Context, name, uid string) (time.Time, error) {
@@ -60,7 +60,8 @@ func TestSignatureOfSpentToken(t *testing.T) {
 	}
 	token := mint(tokens.Limits{MaxNodes: 1})
 	key := clusterinfo.SignatureKey(token.Token.ID())
-	// at lets the signer make a step at a time after the Node was created, and reports whether the token then signs.
+	// at makes the signer run a step at a time after the creation of the Node, and reports whether the token signs
+	// after this step.
 	at := func(after time.Duration) bool {
 		t.Helper()
 		ahead.Store(int64(after - time.Since(node.CreationTimestamp.Time)))

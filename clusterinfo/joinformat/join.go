@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A Join is what a machine needs to become a node. Its methods fail if a field that they need is missing.
+// A Join is the data that a machine needs to become a node. Its methods fail if a field that they need is missing.
 type Join struct {
 	// Endpoint is the HOST:PORT from which the machine requests cluster-info: a kubejoin server or the API
 	// server.

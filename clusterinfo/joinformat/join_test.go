@@ -123,7 +123,7 @@ func TestDocumentsContainScript(t *testing.T) {
 	}
 }
 
-// EC2 takes at most 16 KiB of user data, and a part of that is for what others add.
+// EC2 accepts at most 16 KiB of user data, and other tools need a part of it.
 func TestUserDataIsSmall(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	name := func() string { // hardly compressible, of 253 bytes

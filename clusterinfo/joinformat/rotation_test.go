@@ -20,8 +20,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// In each stage of a CA rotation, each live join command must find the cluster, also one that knows the old CA alone: those
-// printed in earlier stages, and those of this stage. kubejoin serves with the certificate that it issues itself.
+// In each stage of a CA rotation, each live join command must find the cluster, whether it was printed in this stage or
+// in an earlier one. This includes join commands that know only the old CA. kubejoin serves with the certificate that
+// it issues itself.
 func TestJoinCommandsOfAllStagesWorkDuringRotation(t *testing.T) {
 	oldCA := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	newCA := must.Value(signer.GenerateCA("kubernetes-2", time.Now(), 240*time.Hour))(t)
@@ -61,7 +62,7 @@ func TestJoinCommandsOfAllStagesWorkDuringRotation(t *testing.T) {
 			}))(t)
 			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }))
 			s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-				return &tls.Config{GetCertificate: source.GetCertificate}, nil // instead of that of httptest
+				return &tls.Config{GetCertificate: source.GetCertificate}, nil // replaces the certificate of httptest
 			}}
 			s.Config.ErrorLog = log.New(io.Discard, "", 0)
 			s.StartTLS()
@@ -103,7 +104,7 @@ func finds(t *testing.T, j joinformat.Join, when, format, url string) {
 			t.Errorf("script printed %s: exit code %d:\n%s", when, code, output)
 			return
 		}
-		// The kubelet trusts what the script pins, and the API server serves in the same way as kubejoin.
+		// The kubelet trusts the CAs that the script pins, and the API server presents the same chain as kubejoin.
 		if got := must.Value(clusterinfo.ParseCAs([]byte(m.read(t, "ca.crt"))))(t); !slices.ContainsFunc(j.CAs, got[0].Equal) {
 			t.Errorf("script printed %s: the kubelet trusts %s", when, got[0].Subject)
 		}

@@ -30,9 +30,9 @@ var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests cluster-info from
 // Endpoint with curl, and only trusts a server if a CA with one of the pins has issued its certificate. Then it runs
-// kubeadm, or writes files for a kubelet that is installed without kubeadm. With --diagnose it only reports what is
-// wrong. Its option --help has the details. The token is in the text of the script, but in no command line, environment
-// or output. The script is too large for user data: see [Join.CloudConfig].
+// kubeadm, or writes files for a kubelet that is installed without kubeadm. With --diagnose it only reports problems.
+// Its option --help has the details. The token is in the text of the script, but in no command line, environment or
+// output. The script is too large for user data: see [Join.CloudConfig].
 func (j Join) Script() ([]byte, error) { return j.script(comments.ReplaceAllString(diagnoseText, "")) }
 
 // script returns the script with the functions of --diagnose.

@@ -23,15 +23,15 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
 )
 
-// A joined is a machine on which an earlier join, another cluster or kubeadm init has left something.
+// A joined is a machine with files from an earlier join, from another cluster or from kubeadm init.
 type joined struct {
 	m      *machine
 	ca     *tls.Certificate
-	node   atomic.Value // string: what the API server of the kubelet returns for the Node; 404 if it is empty
-	server string       // URL of that API server
+	node   atomic.Value // string: the kubelet's API server returns it for the Node; 404 if it is empty
+	server string       // URL of the API server of the kubelet
 }
 
-// newJoined makes a machine with the fake root folder "root", whose kubelet is that of worker-7.
+// newJoined makes a machine with the fake root folder "root", with the kubelet of node worker-7.
 func newJoined(t *testing.T) *joined {
 	t.Helper()
 	ca := certtest.CA(t, "kubernetes")
@@ -69,7 +69,7 @@ func (j *joined) place(t *testing.T, name, content string) {
 	j.m.write(t, name, content)
 }
 
-// kubelet writes kubelet.conf, and a certificate that ends at a time.
+// kubelet writes kubelet.conf, and a certificate that expires at end.
 func (j *joined) kubelet(t *testing.T, end time.Time) {
 	t.Helper()
 	certificate := certtest.Issue(t, &x509.Certificate{
@@ -101,7 +101,8 @@ func (j *joined) listen(t *testing.T) {
 	j.place(t, "root/proc/net/tcp", "   0: 00000000:280A 00000000:0000 0A 00000000:00000000\n")
 }
 
-// The page has some lines of a machine with two mistakes. The others depend on the machine that the test runs on.
+// The docs page has some lines of the output for a machine with two mistakes. The other lines depend on the
+// machine that runs the test.
 func TestDiagnosePrintsFindings(t *testing.T) {
 	t.Parallel()
 	j := newJoined(t)
@@ -113,8 +114,8 @@ func TestDiagnosePrintsFindings(t *testing.T) {
 	sample.Check(t, "docs/diagnose.md", strings.ReplaceAll(output, j.m.file("bootstrap.conf"), "/etc/kubernetes/bootstrap-kubelet.conf"))
 }
 
-// --diagnose said "run 'kubeadm reset -f'" and "kubectl delete node" on every machine that works. A remedy may destroy
-// something only after the script has seen that nothing uses it.
+// --diagnose once suggested 'kubeadm reset -f' and 'kubectl delete node' on every working machine. A remedy may
+// destroy something only after the script has seen that nothing uses it.
 func TestDiagnoseOffersResetOnlyForUnusedMachine(t *testing.T) {
 	t.Parallel()
 	valid := time.Now().Add(time.Hour)
@@ -128,7 +129,7 @@ func TestDiagnoseOffersResetOnlyForUnusedMachine(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(*testing.T, *joined)
 		want []string
-		code int // 0 if the script makes no other check
+		code int // exit code; 0 if the script makes no other check
 	}{
 		"healthy control plane": {func(t *testing.T, j *joined) {
 			j.kubelet(t, valid)

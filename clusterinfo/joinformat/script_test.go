@@ -37,7 +37,7 @@ type server struct {
 
 const apiServer = "https://api.example.com:6443"
 
-// serve starts a server with a certificate. The argument nth of answer counts the requests from 1.
+// serve starts a server with a certificate. The argument nth of answer is the number of the request, from 1.
 func serve(t *testing.T, certificate tls.Certificate, answer func(w http.ResponseWriter, nth int32)) *server {
 	t.Helper()
 	return serveAfter(t, func(int32) tls.Certificate { return certificate }, answer)
@@ -244,8 +244,9 @@ func TestScriptRunsKubeadm(t *testing.T) {
 	}
 }
 
-// A token without a signature was deleted, has expired or is spent, or the signer is late. kubeadm waits minutes for it and
-// does not say why, and a kubelet gets only 401. kubejoin and the API server serve the same form but for the spaces.
+// A token without a signature was deleted, has expired or is spent, or the signer is late. kubeadm waits minutes for it
+// and does not say why, and a kubelet gets only 401. The responses of kubejoin and of the API server differ only in
+// spaces.
 func TestScriptWaitsForSignatureOfToken(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
@@ -301,7 +302,7 @@ func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	}{
 		{"kubeadm wrote nothing", ":", ""},
 		{"kubeadm wrote the CA", "echo >" + m.file("ca.crt"), "fix the problem, run 'kubeadm reset', which removes what this join wrote, then run this script again"},
-		{"the CA was there before", ":", ""}, // of another join, or of another cluster
+		{"the CA was there before", ":", ""}, // from another join, or from another cluster
 	} {
 		m.write(t, "bin/kubeadm", "#!/bin/sh\n"+test.writes+"\nexit 7\n")
 		output, code := m.run(t)
@@ -309,7 +310,7 @@ func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 			t.Errorf("%s: got exit code %d:\n%s", test.when, code, output)
 		}
 	}
-	// On a control plane whose kubelet.conf is gone, a reset would delete what no join has made.
+	// On a control plane without kubelet.conf, do not suggest a reset: it would delete files that no join has made.
 	must.OK(t, os.Remove(m.file("ca.crt")))
 	m.write(t, "bin/kubeadm", "#!/bin/sh\necho >"+m.file("ca.crt")+"\nexit 7\n")
 	must.OK(t, os.MkdirAll(m.file("root/etc/kubernetes/pki"), 0o700))
@@ -551,8 +552,8 @@ func TestTruncatedScriptRunsNothing(t *testing.T) {
 	}
 }
 
-// Diagnosis must verify any signature, and must pass the token to no program in its arguments or environment. The
-// endpoint must not get it, see serve.
+// Diagnosis must verify any signature. It must pass the token to no program in its arguments or environment. The
+// endpoint must not get the token either: see serve.
 func TestDiagnoseVerifiesSignature(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
@@ -626,7 +627,8 @@ func mustBytes(t *testing.T, form func() ([]byte, error)) string {
 	return string(content)
 }
 
-// Catches a proxy rule of the script's own: it took a range in no_proxy, which curl reads since 7.86, for a name.
+// Catches a script with its own proxy rules: it treated a range in no_proxy, which curl supports since 7.86, as a
+// name.
 func TestDiagnoseAsksCurlForTheProxy(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
@@ -710,7 +712,8 @@ func TestDiagnosePrintsNoControlCharacters(t *testing.T) {
 	}
 }
 
-// A script with a RejoinURL must install rejoin.sh and its drop-in after the join, and no other script must.
+// A script with a RejoinURL must install rejoin.sh and its drop-in after the join. Other scripts must not
+// install them.
 func TestScriptInstallsRejoin(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))

@@ -23,7 +23,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
 )
 
-// A turnServer serves cluster-info and the turn. It answers requests for the turn with statuses, and then with 200.
+// A turnServer serves cluster-info and the turn. It responds to requests for the turn with the statuses in order,
+// and then with 200.
 type turnServer struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -86,7 +87,7 @@ func (s *turnServer) methods(t *testing.T, node string) (methods []string) {
 	return methods
 }
 
-// Before the turn, kubeadm must not run. After it, the turn must be given back, in each shell.
+// In each shell, the script must not run kubeadm before it has the turn, and must give back the turn after kubeadm.
 func TestScriptWaitsForTurn(t *testing.T) {
 	t.Parallel()
 	for _, shell := range [][]string{{"sh"}, {"sh", "-eu"}, {"bash", "--posix"}, {"busybox", "sh"}, {"mksh"}} {
@@ -121,7 +122,8 @@ func installed(t *testing.T, shell []string) []string {
 	return []string{"sh"}
 }
 
-// An endpoint without turns, for example the API server or an earlier kubejoin, must not keep the machine from joining.
+// An endpoint without turns, for example the API server or an earlier kubejoin, must not prevent the machine from
+// joining.
 func TestScriptJoinsWithoutTurns(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{401, 403, 404} {
@@ -154,7 +156,7 @@ func TestScriptWaitsForEtcdWithAddedConfig(t *testing.T) {
 	}
 }
 
-// If kubejoin cannot read the turn or etcd, kubeadm must try by itself.
+// If kubejoin cannot read the turn or etcd, the script must run kubeadm without the turn.
 func TestScriptJoinsWithoutTurnAfterTimeout(t *testing.T) {
 	t.Parallel()
 	s, m := serveTurns(t, 500)
@@ -204,7 +206,7 @@ func TestScriptRenewsTurn(t *testing.T) {
 	}
 }
 
-// A script that was killed cannot renew the turn, unless its kubeadm still runs.
+// A killed script cannot renew the turn, unless its kubeadm still runs.
 func TestKilledScriptDoesNotRenewTurn(t *testing.T) {
 	t.Parallel()
 	s, m := serveTurns(t)
@@ -249,7 +251,7 @@ func TestScriptJoinsIfTurnServerIsOutOfReach(t *testing.T) {
 	m := newMachine(t, j)
 	m.kubeadm(t, 0)
 	m.hurry(t)
-	// Each look at the time of the machine is 10 s later.
+	// Each read of the machine's clock returns a time 10 s later.
 	m.write(t, "time", "0")
 	m.write(t, "bin/cut", "#!/bin/sh\ncase $* in */proc/uptime) echo $(($(cat "+m.file("time")+") + 10)) | tee "+m.file("time.new")+"; mv "+m.file("time.new")+" "+m.file("time")+" ;; *) exec /usr/bin/cut \"$@\" ;; esac\n")
 	output, code := m.run(t)

@@ -120,7 +120,7 @@ func TestScriptWaitsForClock(t *testing.T) {
 				t.Errorf("got exit code %d:\n%s", code, output)
 			}
 			m.untouched(t)
-			// This time the certificate becomes valid.
+			// In this run, the certificate becomes valid.
 			output, code = m.run(t)
 			if code != 0 || len(said.FindAllString(output, -1)) != 1 || m.read(t, "args") == "" || s.asked.Load() < 4 {
 				t.Errorf("got exit code %d and %d requests:\n%s", code, s.asked.Load(), output)
@@ -159,8 +159,8 @@ func TestScriptTimeoutIgnoresClockChanges(t *testing.T) {
 	}
 }
 
-// On a signal, the script must end kubeadm, delete its files and exit with 128 plus the signal number.
-// Catches a signal between the start of kubeadm and the line that notes its process: the script sends it to itself there.
+// On a signal, the script must end kubeadm, delete its files and exit with 128 plus the signal number. Catches a signal
+// between the start of kubeadm and the line that stores its process ID: this script sends the signal to itself there.
 func TestScriptStopsKubeadmThatHasJustStarted(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")

@@ -20,7 +20,8 @@ import (
 
 const stacked = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncertificatesDir: /etc/kubernetes/pki\n"
 
-// writeHost writes the files of a host below a folder. It returns one content, which is a valid certificate.
+// writeHost writes the files of a host below a folder. It returns the content of the files, which is a valid
+// certificate.
 func writeHost(t *testing.T, dir string, files ...string) string {
 	t.Helper()
 	content := must.Value(cert.EncodeCertificates(certtest.CA(t, "ca").Leaf))(t)
@@ -38,7 +39,7 @@ func without(list []string, names ...string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(names, s) })
 }
 
-// The names are those of kubeadm's phases/copycerts.
+// The names must be the same as in kubeadm's phases/copycerts.
 func TestReadsFilesOfKubeadm(t *testing.T) {
 	external := func(ca, crt, key string) string {
 		return stacked + "etcd:\n  external:\n    endpoints: [https://192.0.2.1:2379]\n    caFile: " + ca + "\n    certFile: " + crt + "\n    keyFile: " + key + "\n"
@@ -150,7 +151,7 @@ func FuzzParseConfiguration(f *testing.F) {
 	})
 }
 
-// Who lacks one of the files must not be able to compute the key that opens it.
+// Without one of the files, nobody must be able to compute the key that decrypts it.
 func TestKeyNeedsAllFilesAndSalt(t *testing.T) {
 	files := Files{"ca.key": []byte("a"), "sa.key": []byte("b"), "etcd-ca.key": nil}
 	key := files.key("salt")
@@ -172,7 +173,7 @@ func TestKeyNeedsAllFilesAndSalt(t *testing.T) {
 	}
 }
 
-// A key from a clock that is far ahead must not be shared, because it would last too long.
+// A key from a clock that is far ahead must not be shared, because it would be valid for too long.
 func TestKeyFromFutureIsNotShared(t *testing.T) {
 	files := Files{"sa.key": []byte("private")}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -186,8 +187,8 @@ func TestKeyFromFutureIsNotShared(t *testing.T) {
 	}
 }
 
-// FuzzSecret shows that nothing in the Secret stops an upload or a download, and that a Secret that another program wrote
-// is never taken for an upload of these files.
+// FuzzSecret shows that nothing in the Secret stops an upload or a download, and that a Secret that another program
+// wrote is never treated as an upload of these files.
 func FuzzSecret(f *testing.F) {
 	files := Files{"ca.crt": []byte("certificate"), "ca.key": nil, "sa.key": []byte("private")}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
-// Encrypts 100,000 texts for kubeadm's own code, and decrypts what that encrypts.
+// Encrypts 100,000 texts for kubeadm's own code, and decrypts texts that kubeadm's code encrypts.
 func TestEncryptionIsThatOfKubeadm(t *testing.T) {
 	need.Long(t)
 	const rounds = 100_000
@@ -48,7 +48,7 @@ func TestEncryptionIsThatOfKubeadm(t *testing.T) {
 				return
 			}
 			if _, err := fmt.Fprintf(w, "%s %x %x\n", r.key.Reveal(), r.plain, data["x"]); err != nil {
-				return // the program has ended; Wait says why
+				return // the program has ended; Wait returns the reason
 			}
 			sent <- r
 		}

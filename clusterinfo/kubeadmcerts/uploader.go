@@ -45,7 +45,7 @@ type Uploader struct {
 	Client kubernetes.Interface
 	// Dir is the folder of the files; empty means DefaultDir.
 	Dir string
-	// CreateRole creates the Role and RoleBinding that let bootstrap tokens read the Secret, as kubeadm does.
+	// CreateRole creates the Role and RoleBinding that allow bootstrap tokens to read the Secret, as kubeadm does.
 	CreateRole bool
 }
 
@@ -273,8 +273,8 @@ func (u *Uploader) Get(ctx context.Context) (Info, error) {
 	return live.info(), nil
 }
 
-// Delete deletes the upload with its owner token, and returns what it was. It returns [ErrNotFound] if there is no
-// upload, and a conflict if another upload replaced it meanwhile.
+// Delete deletes the upload with its owner token, and returns the deleted upload. It returns [ErrNotFound] if
+// there is no upload, and a conflict if another upload replaced it meanwhile.
 func (u *Uploader) Delete(ctx context.Context) (Info, error) {
 	live, err := u.read(ctx)
 	if err != nil {

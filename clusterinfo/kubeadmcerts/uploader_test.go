@@ -57,7 +57,8 @@ func secret(t *testing.T, u *kubeadmcerts.Uploader) *corev1.Secret {
 	return must.Value(u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), kubeadmcerts.SecretName, metav1.GetOptions{}))(t)
 }
 
-// The Secret, its owner token and the Role are those of kubeadm's phase upload-certs, which writes them first.
+// The Secret, its owner token and the Role must equal the objects of kubeadm's phase upload-certs, which writes
+// them first.
 func TestUploadIsThatOfKubeadm(t *testing.T) {
 	u := onCluster(t)
 	c := cluster.Shared(t)
@@ -121,7 +122,7 @@ func TestUploadIsThatOfKubeadm(t *testing.T) {
 	}
 }
 
-// A call must not end the key of an earlier call, as long as the Secret still has its files.
+// A call must not invalidate the key of an earlier call while the Secret still has the files of that call.
 func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 	u := onCluster(t)
 	first := upload(t, u)
@@ -151,7 +152,7 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 		t.Error(err)
 	}
 
-	// An upload that was deleted is made again, under a new key.
+	// A deleted upload is made again, with a new key.
 	if info, err := u.Delete(t.Context()); err != nil || info.TokenID != fourth.TokenID {
 		t.Fatalf("got %+v, %v, want the upload with token %s", info, err, fourth.TokenID)
 	}
@@ -169,7 +170,7 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 	}
 }
 
-// appendTo appends the content of a file to it.
+// appendTo appends the content of a file to the same file.
 func appendTo(t *testing.T, file string) {
 	t.Helper()
 	content := must.Value(os.ReadFile(file))(t)
@@ -190,7 +191,7 @@ func TestUploadOfChangedFilesHasNewKey(t *testing.T) {
 	}
 }
 
-// Somebody removed a file from the Secret. A control plane that joins would make its own.
+// Somebody removed a file from the Secret. Without this file, a control plane that joins would generate its own.
 func TestUploadCompletesSecret(t *testing.T) {
 	dir, client := filesAndClient(t)
 	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
@@ -203,8 +204,8 @@ func TestUploadCompletesSecret(t *testing.T) {
 	}
 }
 
-// Replicas write at once: the compare-and-swap must leave the Secret with one key, which all of them returned, and with the
-// owner token of the last one.
+// Replicas write at once: the compare-and-swap must leave the Secret with one key, which all replicas returned, and
+// with the owner token of the last replica.
 func TestConcurrentReplicasShareOneKey(t *testing.T) {
 	u := onCluster(t)
 	var wg sync.WaitGroup
@@ -263,7 +264,7 @@ func TestUploadDeletesNoTokenThatIsUsed(t *testing.T) {
 	}
 }
 
-// A key must not last forever while calls go on, and must work until the time that each call returned.
+// A key must expire although calls continue, and must work until the time that each call returned.
 func TestKeyEnds(t *testing.T) {
 	dir, client := filesAndClient(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -308,8 +309,8 @@ func TestKeyEnds(t *testing.T) {
 	})
 }
 
-// A replica with other files, as during a rotation of the CA, replaces the upload between the read and the write of this
-// one. Without a compare-and-swap, this call would end the key of the other replica and not report it.
+// During a rotation of the CA, a replica with other files may replace the upload between the read and the write of this
+// replica. Without a compare-and-swap, this call would invalidate the key of the other replica and not report it.
 func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
 	other := onCluster(t)
 	var replace func()
@@ -360,8 +361,8 @@ func filesAndClient(t *testing.T) (string, *fake.Clientset) {
 	})
 }
 
-// Without an answer, kubejoin does not know whether the Secret has the new owner. If it deleted the owner, the garbage
-// collector would delete the Secret, and end the keys of all earlier calls.
+// Without a response, kubejoin does not know whether the Secret has the new owner. If it deleted the owner, the
+// garbage collector would delete the Secret, and invalidate the keys of all earlier calls.
 func TestUploadWithoutAnswerKeepsOwnerToken(t *testing.T) {
 	dir, client := filesAndClient(t)
 	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}

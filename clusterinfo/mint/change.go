@@ -84,8 +84,8 @@ type Deletion struct {
 // deleteAttempts is how often Delete retries while others change the token.
 const deleteAttempts = 20
 
-// Delete deletes a token and returns what it was. If the token changes meanwhile, Delete retries, but it does not
-// delete a new token that was created with the same ID. The error is an [Error].
+// Delete deletes a token and returns the deleted record. If the token changes meanwhile, Delete retries, but it
+// does not delete a new token that was created with the same ID. The error is an [Error].
 func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Record, error) {
 	var first tokens.Record
 	for attempt := range deleteAttempts {

@@ -15,12 +15,12 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// ownsUpload makes a record the one that only decides when an upload of certificates expires.
+// ownsUpload changes a record to a token that only decides when an upload of certificates expires.
 func ownsUpload(r *tokens.Record) {
 	r.Description, r.Signing, r.Authentication, r.Groups = tokens.UploadDescription, false, false, nil
 }
 
-// stored returns a store with a record that a change was made to.
+// stored returns a store with a changed record.
 func stored(t *testing.T, change func(*tokens.Record)) (tokens.Store, tokens.Record) {
 	t.Helper()
 	store, r := memdb.Open(), newRecord(2*time.Hour)
@@ -37,7 +37,7 @@ func TestRenew(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		record  func(*tokens.Record)
-		altered func(*tokens.Record) // what the store returns
+		altered func(*tokens.Record) // changes the record that the store returns
 		renewal mint.Renewal
 		reason  string
 		message string
@@ -75,7 +75,7 @@ func TestRenew(t *testing.T) {
 			name: "malformed token", altered: func(r *tokens.Record) { r.Problem = errors.New("token-secret is missing") },
 			renewal: mint.Renewal{Expires: in(48)}, reason: mint.Invalid, message: "is malformed, and renewing it does not help: token-secret is missing",
 		},
-		// A longer life would keep the certificate key valid.
+		// A later expiration would keep the certificate key valid.
 		{name: "upload", record: ownsUpload, renewal: mint.Renewal{Expires: in(8000)}, reason: mint.OwnsUpload, message: "kubejoin certs upload"},
 		{name: "upload, never expires", record: ownsUpload, renewal: mint.Renewal{}, reason: mint.OwnsUpload},
 		{name: "upload, shorter", record: ownsUpload, renewal: mint.Renewal{Expires: in(1), Shorten: true}, reason: mint.OwnsUpload},
@@ -130,7 +130,7 @@ func TestDelete(t *testing.T) {
 		{name: "dry run", deletion: mint.Deletion{DryRun: true}, left: true},
 		{name: "not expired", deletion: mint.Deletion{OnlyExpired: true}, reason: mint.NotExpired, left: true},
 		{name: "expired", record: expired, deletion: mint.Deletion{OnlyExpired: true}},
-		// Machines are about to download the certificates, which would be deleted as well.
+		// Machines are about to download the certificates, which would be deleted with the token.
 		{name: "upload", record: ownsUpload, reason: mint.OwnsUpload, left: true},
 		{name: "dry run of an upload", record: ownsUpload, deletion: mint.Deletion{DryRun: true}, reason: mint.OwnsUpload, left: true},
 		{name: "expired upload", record: func(r *tokens.Record) { ownsUpload(r); expired(r) }},
@@ -149,7 +149,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// Catches a deletion that fails because the token changed, and one that deletes a token that was created again or, with
+// Catches a deletion that fails because the token changed, and a deletion of a token that was created again or, with
 // OnlyExpired, renewed.
 func TestDeleteRereadsChangedToken(t *testing.T) {
 	joins := func(ctx context.Context, s tokens.Store, r tokens.Record) error {

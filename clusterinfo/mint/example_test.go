@@ -45,7 +45,7 @@ func ExampleMinter_Join() {
 	}
 	fmt.Println(command.Endpoint, command.Token == made.Record.Token)
 
-	// What the machine checks before it trusts the kubeconfig.
+	// The machine makes this check before it trusts the kubeconfig.
 	data, err := info.Data(ctx)
 	if err != nil {
 		log.Fatal(err)

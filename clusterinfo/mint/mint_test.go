@@ -65,7 +65,7 @@ func (s *site) record(t *testing.T, id string) tokens.Record {
 	return must.Value(s.store.Get(t.Context(), id, tokens.Live))(t)
 }
 
-// both has Join and Create, each with the number of tokens that it leaves behind when no signature comes.
+// both has Join and Create, each with the number of tokens that it leaves behind when no signature appears.
 var both = []struct {
 	name string
 	kept int
@@ -129,7 +129,7 @@ func TestJoinFollowsKubeconfig(t *testing.T) {
 	}
 }
 
-// Catches an invalid record that reaches the store, which accepts those of earlier versions.
+// Catches an invalid record that reaches the store, which accepts records of earlier versions.
 func TestRefusesInvalidRecords(t *testing.T) {
 	many := newRecord(time.Hour)
 	for range tokens.MaxNewGroups + 1 {
@@ -153,8 +153,8 @@ func TestRefusesInvalidRecords(t *testing.T) {
 	}
 }
 
-// A program may create a token like a stored one. Catches a new token that has the claims of its template, and one that
-// no machine can use because it has expired.
+// A program may create a token from a stored token. Catches a new token that has the claims of its template, or that no
+// machine can use because it has expired.
 func TestTakesStoredRecordAsTemplate(t *testing.T) {
 	calls := map[string]func(*site, tokens.Record) (tokens.Record, error){
 		"Offline": func(s *site, r tokens.Record) (tokens.Record, error) {
@@ -236,7 +236,7 @@ func TestWarnings(t *testing.T) {
 // fixed is a cluster-info with the values that the test sets.
 type fixed struct {
 	config []byte
-	signed []byte // from WaitSigned; nil is config
+	signed []byte // result of WaitSigned; nil: config
 	err    error
 }
 
@@ -294,8 +294,8 @@ func TestWarningsTakeNoTimeOfComplete(t *testing.T) {
 	})
 }
 
-// A cluster-info that no machine can use does not become usable by waiting. Catches tokens that stay at each try, and an
-// error that blames the signer.
+// A cluster-info that no machine can use does not become usable by waiting. Catches tokens that remain after each
+// attempt, and an error that blames the signer.
 func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 	s := newSite(t)
 	good := string(s.info.Kubeconfig)
@@ -324,7 +324,7 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 		"unusable server":    {edit(apiServer, "https://api_1.example.com:6443"), "", "--advertise"},
 		"server with a path": {edit(apiServer, "https://lb.example.com/k8s/cluster"), "", `path "/k8s/cluster": want a server without a path; give --advertise`},
 	} {
-		store := storetest.Fail(tokens.ErrRefused, "Store.Create").Store(s.store) // so a call that stores a token has another reason
+		store := storetest.Fail(tokens.ErrRefused, "Store.Create").Store(s.store) // so a call that stores a token returns another reason
 		m := &mint.Minter{Tokens: store, ClusterInfo: fixed{config: test.config}, Endpoint: test.advertise}
 		signs := newRecord(time.Hour)
 		signs.Authentication, signs.Groups = false, nil

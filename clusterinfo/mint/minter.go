@@ -47,7 +47,7 @@ type Minter struct {
 	// a negative number means unlimited. Records without a Creator have no limit.
 	UserTokens int
 	// Warnings returns warnings for the person who creates a token, for example that nothing enforces its limits.
-	// Nil adds no warnings to those of the Minter. Join calls it while it waits for the signature.
+	// Nil adds no warnings to the Minter's own warnings. Join calls it while it waits for the signature.
 	Warnings func(ctx context.Context, made tokens.Record) []string
 
 	counts   tokenCounts
@@ -160,8 +160,8 @@ type Creation struct {
 }
 
 // Create creates a token and waits for its signature. If no signature appears, Create (unlike Join) keeps the token,
-// because the caller may already know it. If the caller chose the token, Create is idempotent. Errors other than an
-// [Error] are those of tokens.Record.CheckNew.
+// because the caller may already know it. If the caller chose the token, Create is idempotent. Other errors than an
+// [Error] are errors of tokens.Record.CheckNew.
 func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 	var err error
 	if r.Record, err = newRecord(r.Record); err != nil {

@@ -19,8 +19,8 @@ const (
 	countIntervalAtLimit = time.Second
 )
 
-// tokenCounts counts the unexpired tokens of each user. It counts the tokens in the store, and adds those that
-// this replica creates until the next count.
+// tokenCounts counts the unexpired tokens of each user. It counts the tokens in the store, and adds the tokens
+// that this replica creates until the next count.
 type tokenCounts struct {
 	mu      sync.Mutex
 	counted time.Time
@@ -29,7 +29,7 @@ type tokenCounts struct {
 
 // checkTokenQuota returns an error if the user who creates the token has reached UserTokens. With several
 // replicas, a user can exceed the quota by the number of tokens that the other replicas create within
-// countInterval. A dry run counts nothing.
+// countInterval. A dry run does not increment the count.
 func (m *Minter) checkTokenQuota(ctx context.Context, c Creation) error {
 	who, most := c.Record.Creator, cmp.Or(m.UserTokens, DefaultUserTokens)
 	if who == "" || m.UserTokens < 0 {

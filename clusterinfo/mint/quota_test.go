@@ -75,10 +75,10 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			made("after one was deleted", first, "ada")
 			refused("the fourth after one was deleted", first)
-			// An expired token does not count, even before it is deleted.
+			// The quota ignores an expired token, even before it is deleted.
 			time.Sleep(2 * time.Hour)
 			made("after all expired", first, "ada")
-			// Tokens that another replica creates count after about ten seconds.
+			// The quota includes tokens of another replica after about ten seconds.
 			second := replica()
 			made("the second, by another replica", second, "ada")
 			made("the third, by another replica", second, "ada")
@@ -196,7 +196,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 			if reasons[""] != 20 || reasons[mint.Full] != 30 || len(s.ids(t)) != 20 {
 				t.Errorf("got reasons %v and %d tokens, want 20 created and 30 refused", reasons, len(s.ids(t)))
 			}
-			// A dry run is refused as well, and reserves no space. A token without usage signing needs no space.
+			// A dry run is also refused, and reserves no space. A token without usage signing needs no space.
 			authenticates := newRecord(time.Hour)
 			authenticates.Signing = false
 			for _, dryRun := range []bool{true, false} {
@@ -224,7 +224,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 }
 
 // Catches a timeout that does not report the full cluster-info as its cause, and reserved space that is not released
-// after it.
+// after the timeout.
 func TestReportsFullClusterInfoAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -290,7 +290,7 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 		used := func() uint64 {
 			must.Value(s.store.List(t.Context()))(t)
 			runtime.GC()
-			runtime.GC() // frees what the first run found to be garbage
+			runtime.GC() // the second run frees garbage that the first run found
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			return m.HeapAlloc

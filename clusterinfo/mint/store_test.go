@@ -183,7 +183,8 @@ func TestGeneratesTokenOfFreeID(t *testing.T) {
 	}
 }
 
-// Catches a call with a used record that returns the token of another call, or deletes it. A machine may have that one.
+// Catches a call with a used record that returns the token of another call, or deletes it. A machine may have the token
+// of the other call.
 func TestRefusesTokenOfEarlierCall(t *testing.T) {
 	calls := slices.Clone(both)
 	calls = append(calls, both[1])
@@ -229,7 +230,7 @@ func TestJoinKeepsExistingTokenOfUnreadableStore(t *testing.T) {
 	}
 }
 
-// SignTimeout includes the time to store the token, so the clock is that of a synctest bubble.
+// SignTimeout includes the time to store the token, so this test runs in a synctest bubble.
 func TestDeletesUnsignedToken(t *testing.T) {
 	for failures, left := range map[int]int{2: 0, 1000: 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -240,7 +241,7 @@ func TestDeletesUnsignedToken(t *testing.T) {
 					return do()
 				}
 				failures--
-				// Another writer changes the record before each failure.
+				// Let another writer change the record before each failure.
 				if _, err := s.store.Update(c.Context, c.Key, func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
 					return err
 				}
@@ -367,7 +368,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 		fixedEnd     bool
 		secret       bool                 // the repeated request has another secret
 		change       func(*tokens.Record) // applied between the requests
-		differs      string               // "": it is returned
+		differs      string               // differing fields; "": the token is returned
 	}{
 		{name: "the same", first: none, again: none},
 		{name: "the same of everything", first: full, again: full},
@@ -460,7 +461,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 	}
 }
 
-// The ttl of a repeated request counts from the creation of the token, and kube-apiserver sets the creation time.
+// The ttl of a repeated request starts at the creation of the token, and kube-apiserver sets the creation time.
 // Catches a token that is extended or seems to differ because time has passed or clocks differ, and an expired token
 // that is returned.
 func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
@@ -499,7 +500,7 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 	}
 }
 
-// Catches concurrent identical requests that make two tokens, or that fail because another one was first.
+// Catches concurrent identical requests that make two tokens, or that fail because another request was first.
 func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 	s := newSite(t)
 	r := newRecord(time.Hour)

@@ -35,7 +35,7 @@ type PrintJoinCommand struct {
 	RejoinURL string `json:"rejoinURL,omitempty"`
 }
 
-// A JoinCommand holds what a machine needs to join, field by field.
+// A JoinCommand holds the data that a machine needs to join, in separate fields.
 type JoinCommand struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`

@@ -156,7 +156,7 @@ type CreateToken struct {
 
 // RenewToken changes the expiration of a token.
 type RenewToken struct {
-	// TTL counts from now; see TokenSpec.
+	// TTL starts now; see TokenSpec.
 	TTL     string `json:"ttl,omitempty"`
 	Expires string `json:"expires,omitempty"`
 	// Shorten allows a new expiration that is earlier than the old one.

@@ -9,8 +9,8 @@ const KindTurn = "ControlPlaneTurn"
 type TakeTurn struct {
 	// Node is the node name of the machine.
 	Node string `json:"node"`
-	// ID tells machines with the same name or token apart: 32 random hexadecimal digits, the same ones for each request
-	// of a machine.
+	// ID distinguishes machines with the same name or token: 32 random hexadecimal digits, the same ones for each
+	// request of a machine.
 	ID string `json:"id"`
 	// Address is the IP address that the etcd member of the machine will have. If the machine dies, kubejoin removes only a
 	// learner with this address.

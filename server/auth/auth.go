@@ -24,9 +24,9 @@ type User struct {
 // ErrNoCredentials is the error of an Authenticate that found no credential in a request.
 var ErrNoCredentials = errors.New("no credentials")
 
-// ErrBadCredentials is the error of an Authenticate that does not accept the credential. The server counts it against
-// the client's address. Any other error means that the Authenticate could not decide. The server then responds with
-// 503, and the client may retry.
+// ErrBadCredentials is the error of an Authenticate that does not accept the credential. The server then counts a
+// failure for the client's address. Any other error means that the Authenticate could not decide. The server then
+// responds with 503, and the client may retry.
 var ErrBadCredentials = errors.New("credentials not accepted")
 
 // Authenticate returns the sender of a request. Its errors never contain a credential. The server does not call it

@@ -10,7 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// Catches a credential that one client can send in many forms, so that each has its own place in the credential cache.
+// Catches a credential that one client can send in many forms, so that each form has its own entry in the credential
+// cache.
 func TestCredentialHasOneForm(t *testing.T) {
 	for header, want := range map[string]string{
 		"Bearer ada-1": "bearer ada-1", "bEARER ada-1": "bearer ada-1", "Bearer    ada-1": "bearer ada-1", "Bearer ada-1  ": "bearer ada-1", "Bearer Ada-1": "bearer Ada-1",
@@ -35,7 +36,7 @@ func TestHeaderOrCertificate(t *testing.T) {
 	for _, test := range []struct {
 		name                string
 		header, certificate auth.Authenticate
-		given               []string // Authorization
+		given               []string // Authorization headers
 		user                string
 		err                 error
 	}{

@@ -94,10 +94,10 @@ func VerifyChain(shown []*x509.Certificate, roots *x509.CertPool, now time.Time)
 var errOrder = errors.New("certificates do not lead to a known CA in the order shown")
 
 // parents returns the certificates between the first one and a root, in the order of RFC 8446, section 4.4.2: each
-// certifies the one before it. x509.Verify alone would try all combinations, up to 100 signature checks. parents
-// starts at the top, so that it uses no key that a root has not certified. The top is the last certificate whose
-// name is the issuer of the certificate before it, or that certificate before it: the last certificate may be a root
-// that is not in roots, or junk.
+// certificate certifies the one before. x509.Verify alone would try all combinations, up to 100 signature checks.
+// parents starts at the top, so that it uses no key that a root has not certified. The top is the last certificate
+// whose name is the issuer of the certificate before it, or that certificate before it: the last certificate may be
+// a root that is not in roots, or junk.
 func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (*x509.CertPool, error) {
 	anchored := func(c *x509.Certificate) bool {
 		_, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})

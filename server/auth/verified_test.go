@@ -80,7 +80,7 @@ func TestCachedClientCertificateIsStillChecked(t *testing.T) {
 		unlike := *client
 		unlike.Signature = []byte{1}
 		bad("not cached", ask(cached, &unlike))
-		time.Sleep(time.Second + 1) // a refusal is cached as well
+		time.Sleep(time.Second + 1) // a refusal is cached, too
 		good("first", ask(cached, client))
 		good("cached", ask(cached, &unlike))
 		bad("without a cache", ask(way.Authenticate, &unlike))
@@ -269,7 +269,7 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 	})
 }
 
-// counting is a curve that counts how often a signature is checked with a key of it.
+// counting is a curve that counts the signature checks with its keys.
 type counting struct {
 	elliptic.Curve
 	checks *int
@@ -280,8 +280,8 @@ func (c counting) Params() *elliptic.CurveParams {
 	return c.Curve.Params()
 }
 
-// A chain that no root has certified must cost little more than a single certificate. Catches a check for each
-// certificate, and one for a certificate that has expired.
+// A chain that no root has certified must cost little more than a single certificate. Catches a signature check
+// for each certificate, or for an expired certificate.
 func TestForgedChainCostsTwoSignatureChecks(t *testing.T) {
 	authority := func() *tls.Certificate { return certificate(t, "client-ca", nil, x509.ExtKeyUsageAny) }
 	ca, forged, checks := authority(), authority(), 0

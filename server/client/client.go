@@ -48,7 +48,7 @@ func (c *Client) GetToken(ctx context.Context, id string) (api.Token, error) {
 	return t, err
 }
 
-// DeleteToken deletes a token and returns what it was.
+// DeleteToken deletes a token and returns the deleted token.
 func (c *Client) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
 	var t api.Token
 	err := c.do(ctx, http.MethodDelete, "/v1/token/"+url.PathEscape(id), req, &t)
@@ -133,8 +133,8 @@ func (c *Client) GetIssued(ctx context.Context, serial string) (api.IssuanceEntr
 	return e, err
 }
 
-// PrintJoinCommand creates a token and returns the join command that holds it, or the same in another format. The
-// server deletes a token that is not signed in time.
+// PrintJoinCommand creates a token and returns the join command with it, in the requested format. The server
+// deletes a token that is not signed in time.
 func (c *Client) PrintJoinCommand(ctx context.Context, req api.PrintJoinCommand) (api.Secret, error) {
 	var command []byte
 	err := c.do(ctx, http.MethodPost, "/v1/token/print-join-command", req, &command)

@@ -168,7 +168,7 @@ func TestReturnsProblemsOnlyOfKubejoin(t *testing.T) {
 	}
 }
 
-// Catches a truncated join command that is returned: a person would paste it.
+// Catches a client that returns a truncated join command, which a person would paste.
 func TestJoinCommandThatWasCutOffIsAnError(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "100")

@@ -23,7 +23,7 @@ func TestListReadsAllPages(t *testing.T) {
 	s, store, _ := newServer(t)
 	var all sync.WaitGroup
 	for i := range 1005 {
-		token, err := tokens.New(fmt.Sprintf("t%05d", i), tokens.Generate().RevealSecret()) // of 1005 random IDs, two may be equal
+		token, err := tokens.New(fmt.Sprintf("t%05d", i), tokens.Generate().RevealSecret()) // among 1005 random IDs, two may be equal
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestMalformedPageEndsList(t *testing.T) {
 	}
 }
 
-// Catches an endpoint of discovery that needs a credential.
+// Catches a discovery endpoint that requires a credential.
 func TestDiscovery(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)

@@ -23,7 +23,7 @@ const (
 	kubelet   = "journalctl -u kubelet -n 50 --no-pager"
 )
 
-// down is a write that a webhook keeps from succeeding.
+// down is a write that fails because of a webhook.
 func down(resource, request string) failedwrites.Write {
 	return failedwrites.Write{Verb: "update", Resource: resource, Namespace: "kube-system", Request: request, At: before(9 * time.Second), Message: `failed calling webhook "x.example.com"`}
 }
@@ -417,7 +417,7 @@ func TestExplain(t *testing.T) {
 			next:     []string{"kubejoin explain --csr csr-serving", "kubectl certificate approve csr-serving"},
 		},
 
-		// Nothing has arrived, or nothing is left.
+		// No request has arrived, or all requests were deleted.
 		"claimed": {
 			facts: explain.Facts{Claim: claim("abcdef"), ClusterInfo: signed},
 			state: explain.Claimed, since: before(10 * time.Minute),
@@ -596,7 +596,7 @@ func TestExplain(t *testing.T) {
 			if !slices.Equal(e.Next, c.next) {
 				t.Errorf("got next %q, want %q", e.Next, c.next)
 			}
-			if strings.Contains(e.Text(), "undo") { // the thief would profit
+			if strings.Contains(e.Text(), "undo") { // a thief would profit from an undo
 				t.Errorf("got %s, want no way to undo a revocation", e.Text())
 			}
 			if !e.Since.Equal(c.since) {

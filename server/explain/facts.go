@@ -17,7 +17,7 @@ type Facts struct {
 	Object *api.NodeEvidence
 	// Claim is the claim of the name; nil if there is none.
 	Claim *tokens.Claim
-	// Identity is what the node can rejoin with; the zero Identity if nothing is known.
+	// Identity has the keys that the node can rejoin with; the zero Identity if nothing is known.
 	Identity tokens.Identity
 	// Tokens are all tokens.
 	Tokens []tokens.Record

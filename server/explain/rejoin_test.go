@@ -36,7 +36,7 @@ func TestExplainsExpiredNode(t *testing.T) {
 	}
 }
 
-// The certificates of a node before and after its rejoin are no two machines.
+// kubejoin must not treat the certificates of a node before and after its rejoin as two machines.
 func TestRejoinedNodeIsNoSharedName(t *testing.T) {
 	ca := newCA(t, "kubernetes")
 	first := request("system:bootstrap:abcdef", made(time.Hour, "csr-1"), issued("kubejoin", leafOf(t, ca, now.Add(time.Hour))))

@@ -112,7 +112,7 @@ func (o *Operations) RenewToken(ctx context.Context, id string, req api.RenewTok
 	return o.shown(ctx, record, req.DryRun, err)
 }
 
-// DeleteToken deletes a token, and returns what it was.
+// DeleteToken deletes a token, and returns the deleted token.
 func (o *Operations) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
 	record, err := o.Minter.Delete(ctx, id, mint.Deletion{OnlyExpired: req.OnlyExpired, DryRun: req.DryRun})
 	return o.shown(ctx, record, req.DryRun, err)

@@ -68,14 +68,14 @@ func TestConcurrentRequestsShareObservation(t *testing.T) {
 	})
 }
 
-// observed is an observer that always sees the same.
+// observed is an observer that always returns the same observations.
 type observed []rotation.Observation
 
 func (o observed) Observe(context.Context, rotation.Rotation) ([]rotation.Observation, error) {
 	return o, nil
 }
 
-// Only certificates in the issuance record count, and only those of the two CAs.
+// CARotation must count only certificates in the issuance record, and only certificates of the two CAs.
 func TestCountsCertificatesOfEachCA(t *testing.T) {
 	const certificate = rotation.KindCertificate
 	others := observed{{Kind: rotation.KindKubelet, From: rotation.FromOld}, {Kind: rotation.KindKubelet, From: rotation.FromNew}, {Kind: certificate, From: rotation.FromOther}, {Kind: certificate}}
@@ -123,7 +123,7 @@ func TestExpireTokensDeletesTokens(t *testing.T) {
 	if err := operations.ExpireTokens(failing)(t.Context(), ids); !errors.Is(err, errNode) || !strings.Contains(err.Error(), ids[0]) {
 		t.Errorf("got %v, want %v for token %s", err, errNode, ids[0])
 	}
-	for range 2 { // it can be repeated
+	for range 2 { // the request can be repeated
 		if err := operations.ExpireTokens(&mint.Minter{Tokens: store})(t.Context(), ids); err != nil || len(must.Value(store.List(t.Context()))(t)) > 0 {
 			t.Errorf("got %v, want no token left", err)
 		}

@@ -145,7 +145,7 @@ func TestCreateRequest(t *testing.T) {
 	}
 }
 
-// A text "want a or b" that names a value which the field refuses sends the caller in a circle.
+// Catches an error "want a or b" that suggests a value which the field refuses.
 func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
 	record := func(set func(*api.TokenSpec, string), value string) error {
 		var spec api.TokenSpec

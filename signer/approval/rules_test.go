@@ -85,7 +85,7 @@ func TestMaySignNeedsApprovePermissionForReservedNames(t *testing.T) {
 	}
 }
 
-// verbs allows verbs, whatever the object is.
+// verbs allows verbs on any object.
 type verbs struct {
 	approval.Facts
 	may map[string]bool

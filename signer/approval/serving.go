@@ -180,7 +180,7 @@ func within(a netip.Addr) string {
 	return ""
 }
 
-// parseServing returns the names and addresses of a request, or a denial of what no kubelet may have.
+// parseServing returns the names and addresses of a request, or a denial if no kubelet may have one of them.
 func parseServing(node string, r Request) ([]servingName, *Decision) {
 	if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n > MaxNames {
 		return nil, deny(ReasonTooManyNames, "the request has %d names and addresses, want at most %d", n, MaxNames)
@@ -195,7 +195,7 @@ func parseServing(node string, r Request) ([]servingName, *Decision) {
 		}
 	}
 	for _, ip := range r.CSR.IPAddresses {
-		// 16 bytes are an IPv6 address, even if they hold an IPv4 address. net.IP would hide that.
+		// Treat 16 bytes as an IPv6 address, even if they hold an IPv4 address. net.IP would not distinguish the two.
 		a, ok := netip.AddrFromSlice(ip)
 		if !ok {
 			return nil, deny(ReasonNameForbidden, "the request has an IP address of %d bytes, want 4 or 16", len(ip))

@@ -23,7 +23,7 @@ type world struct {
 	approval.Facts // the rule uses no other facts
 
 	nodes     map[string][]string // reported addresses by node
-	final     bool                // of Nodes
+	final     bool                // NoNodeObject of all Nodes
 	services  []netip.Prefix
 	apiServer []string
 	err       map[string]error // by method

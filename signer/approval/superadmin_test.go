@@ -8,7 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// A caller who may sign, but not approve, gets no certificate in group system:masters from the one signer that has it.
+// A caller who may sign, but not approve, gets no certificate in group system:masters from the only signer that issues
+// such certificates.
 func TestSuperAdminNeedsPermissionToApprove(t *testing.T) {
 	csr := &x509.CertificateRequest{Subject: pkix.Name{CommonName: approval.SuperAdmin, Organization: []string{"system:masters"}}}
 	if got := approval.SystemName(csr); got != "system:masters" {

@@ -257,7 +257,7 @@ FILE:13: signers[2].duration: shortest duration of certificates is 48h, want at 
 	}
 }
 
-// A refusal shortens long names. It must hold no part of a token secret wherever the name is cut.
+// A refusal shortens long names. It must contain no part of a token secret, regardless of where the name is cut.
 func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
 	c := must.Value(config.Parse("f", []byte(`apiVersion: kubejoin.io/v1alpha1

@@ -129,7 +129,7 @@ func Compile(file string, content []byte, d Defaults) (*Configuration, map[strin
 	return c, signers, err
 }
 
-// Parse reads the content of a file. An [Errors] holds the mistakes in it, except those that only
+// Parse reads the content of a file. An [Errors] holds the mistakes in it, except mistakes that only
 // [Configuration.Build] can find.
 func Parse(file string, content []byte) (*Configuration, error) {
 	c := parse(file, content)

@@ -146,7 +146,7 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want only printable characters`}},
 		{"empty pattern", custom + "names: {dns: ['']}\n", []string{`:7: signers[0].names.dns[0]: "" given, want one of DNS names`}},
 
-		// TestRefusesInvalidPatterns has more of these.
+		// TestRefusesInvalidPatterns tests more patterns.
 		{"DNS", custom + "names: {dns: ['**.example.com']}\n", []string{`:7: signers[0].names.dns[0]: "**.example.com" given, want * instead of **: a * matches characters of one label`}},
 		{"wildcards", custom + "names: {wildcards: [x, '*.com']}\n", []string{
 			`:7: signers[0].names.wildcards[0]: "x" given, want a name such as *.example.com`, `:7: signers[0].names.wildcards[1]: "*.com" given, want a name such as *.example.com`}},

@@ -37,7 +37,7 @@ type Errors []*Error
 // Error returns one line for each mistake.
 func (e Errors) Error() string { return errors.Join(e.Unwrap()...).Error() }
 
-// Unwrap lets errors.As find an [*Error].
+// With Unwrap, errors.As can find an [*Error].
 func (e Errors) Unwrap() []error {
 	all := make([]error, len(e))
 	for i, err := range e {

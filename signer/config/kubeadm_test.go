@@ -18,7 +18,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// kubeadmSigners returns the signers of config.Kubeadm, with a CA of its own for each file.
+// kubeadmSigners returns the signers of config.Kubeadm, with a separate CA for each file.
 func kubeadmSigners(t testing.TB) signer.Authority {
 	t.Helper()
 	dir := t.TempDir()
@@ -39,7 +39,7 @@ func kubeadmSigners(t testing.TB) signer.Authority {
 	return signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
 }
 
-// Each signer issues only what kubeadm makes with it, and system:masters comes through one door.
+// Each signer issues only the certificates that kubeadm needs from it, and only one signer issues system:masters.
 func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
 	authority := kubeadmSigners(t)
 	client, server := certificates.UsageClientAuth, certificates.UsageServerAuth
@@ -113,7 +113,7 @@ func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
 			r := request(t, "kubeadm.kubejoin.io/"+test.signer, test.template, certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, test.usage)
 			_, err := authority.Sign(t.Context(), r)
 			wantError(t, err, test.want)
-			// No rule approves, for any requester.
+			// No rule approves the request, for any requester.
 			_, err = authority.Decide(t.Context(), r)
 			if no := (*approval.Error)(nil); !errors.As(err, &no) || no.Err != nil || no.Verdict != approval.None {
 				t.Errorf("got %v, want no decision", err)

@@ -66,7 +66,7 @@ func TestRefusesInvalidPatterns(t *testing.T) {
 		what      string
 		check     func(pattern string) error
 		good, bad []string
-		want      string // in each error
+		want      string // part of each error
 	}{
 		{"name", checkName, []string{"example.com/etcd-peer", "example.com/a.b"}, []string{"etcd", "example.com/", "example.com/a/b", "local/x", "Example.com/x", "example.com/etcd_peer", "example.com/-x",
 			long + "a.example.com/x"}, "want DOMAIN/NAME such as example.com/etcd-peer: a lower-case domain with a dot, labels of at most 63 characters, and a name of [a-z0-9.-]"},

@@ -122,8 +122,8 @@ func TestRequesterThatIsNoMappingIsOneError(t *testing.T) {
 	}
 }
 
-// All rates together may be as high as the memory of the signer process allows, and an error is for the first requester
-// beyond that.
+// The sum of all rates is limited by the memory of the signer process. The first requester beyond the limit gets the
+// error.
 func TestPolicyLimitsSumOfRates(t *testing.T) {
 	requesters := func(n int, rate string) string {
 		text := "requesters:\n"
@@ -156,7 +156,7 @@ func TestPolicyLimitsSumOfRates(t *testing.T) {
 	}
 }
 
-// The policy of a signer process decides by what would be in the certificate, not by who requests it.
+// The policy of a signer process decides by the contents of the certificate, not by its requester.
 func TestPolicyLimitsCertificates(t *testing.T) {
 	const kubelet, serving, client, own = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName, "kubejoin.io/serving"
 	p := must.Value(parsePolicy(t, `
@@ -232,7 +232,7 @@ requesters:
 	}
 }
 
-// The default policy allows the certificate of a node, and what it has as comments is valid, too.
+// The default policy allows the certificate of a node. The examples in its comments are also valid.
 func TestDefaultPolicy(t *testing.T) {
 	for _, content := range []string{config.DefaultPolicy, strings.NewReplacer("  # - name", "  - name", "  #   ", "    ").Replace(config.DefaultPolicy)} {
 		p := must.Value(config.ParsePolicy("policy.yaml", []byte(content), signer.Fixed(newCA(t))))(t)

@@ -27,7 +27,7 @@ func decode(t testing.TB, chain []byte) *x509.Certificate {
 	return must.Value(x509.ParseCertificate(block.Bytes))(t)
 }
 
-// wantError checks that an error has a text in it; empty: that there is no error.
+// wantError checks that an error contains a text; an empty text means no error.
 func wantError(t testing.TB, err error, text string) {
 	t.Helper()
 	if text == "" && err != nil || text != "" && (err == nil || !strings.Contains(err.Error(), text)) {

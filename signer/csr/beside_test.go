@@ -107,7 +107,7 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	write(before)
 	w.startController()
 	during := w.ask(nobody, kubelet, "worker-2", nil, nil)
-	wait.Until(w, "the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") >= 1 }) // each retry counts
+	wait.Until(w, "the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") >= 1 }) // each retry increments the count
 	live := must.Value(requests.Get(t.Context(), during.Name, metav1.GetOptions{}))(t)
 	write(live)
 	w.awaitEvent(during, "SignedByOther")

@@ -107,7 +107,7 @@ func TestCleanerDeletesOnlyDueRequests(t *testing.T) {
 	wait.Until(w, "both counted", func() bool {
 		return w.count("kubejoin_csr_cleaned_total", "state=denied") == 1 && w.count("kubejoin_csr_cleaned_total", "state=pending") == 1
 	})
-	// Without regard to its retention, the cleaner would run once a minute.
+	// If the cleaner ignored the retention, it would run once a minute.
 	if age := time.Since(pending.CreationTimestamp.Time); age < 3*time.Second || age > 40*time.Second {
 		t.Errorf("the pending request was deleted at age %s, want 3s to 40s", age)
 	}

@@ -55,7 +55,7 @@ type Controller struct {
 	Informer cache.SharedIndexInformer
 	// Authority decides and signs. Its Facts are usually [Facts].
 	Authority *signer.Authority
-	// Approve lets the authority's rules decide pending requests.
+	// With Approve, the authority's rules decide pending requests.
 	Approve bool
 	// Sign issues certificates for approved requests of the authority's signers, regardless of who
 	// approved them.

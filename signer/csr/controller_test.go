@@ -105,7 +105,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 	w.approve(byHand.Name)
 	w.awaitIssued(byHand.Name)
 	restore()
-	w.awaitIssued(byItself.Name) // the controller notices the permission although the request does not change
+	w.awaitIssued(byItself.Name) // the controller uses the new permission although the request does not change
 }
 
 func TestOtherSignersNeedManualApproval(t *testing.T) {
@@ -121,7 +121,7 @@ func TestOtherSignersNeedManualApproval(t *testing.T) {
 	w.decide(denied.Name, certificates.CertificateDenied)
 	w.approve(other.Name)
 
-	// A later request is done, so the controller has handled these too.
+	// A later request has its certificate, so the controller has also handled these requests.
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name)
 	for _, o := range []*certificates.CertificateSigningRequest{server, person} {
 		if o = w.await(o.Name, "object", func(*certificates.CertificateSigningRequest) bool { return true }); len(o.Status.Conditions) > 0 || len(o.Status.Certificate) > 0 {

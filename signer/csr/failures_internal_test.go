@@ -59,7 +59,7 @@ type testHandler struct {
 	*handler
 	client *fake.Clientset
 	events *record.FakeRecorder
-	err    error // that the rule, the record and the claims return
+	err    error // error of the rule, the record and the claims
 
 	verdict approval.Verdict
 }
@@ -111,7 +111,8 @@ func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningR
 	return r
 }
 
-// Only an operator can change the policy of the signer process, so its refusal is retried as seldom as a missing permission.
+// Only an operator can change the policy of the signer process, so the controller retries its refusal as rarely as a
+// missing permission.
 func TestBacksOffFromRefusalOfSignerProcess(t *testing.T) {
 	for _, test := range []struct {
 		err          error
@@ -192,7 +193,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 }
 
 // The limit of requests in progress follows the writes that succeed. A failed write, or a request that waits for a
-// fact, may take no time.
+// fact, may take no time, and must not change the limit.
 func TestMeasuresSuccessfulWrites(t *testing.T) {
 	for name, test := range map[string]struct {
 		prepare func(*testHandler)
@@ -298,7 +299,7 @@ func TestStoppingIsNoFailure(t *testing.T) {
 	}
 }
 
-// A renewal without its Node waits also if somebody has approved it. It is no failure.
+// A renewal without its Node waits even if somebody has approved it. It is no failure.
 func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	r := cachedRequest(t, "approved")
 	r.Spec.Username, r.Spec.Groups = "system:node:worker-1", []string{"system:nodes"}
@@ -328,7 +329,7 @@ func TestStopsRetryingAtDeadline(t *testing.T) {
 func TestOnlyRefusalSetsFailedCondition(t *testing.T) {
 	r := cachedRequest(t, "approved")
 	h := newTestHandler(t, r)
-	h.err = errDown // of the record
+	h.err = errDown // error of the record
 	if err := h.refuse(t.Context(), r, approval.Request{}, approval.Refuse("no")); !errors.Is(err, errDown) || isFailed(r) {
 		t.Errorf("got %v and status %+v, want no Failed condition", err, r.Status)
 	}
@@ -391,7 +392,7 @@ func TestCleanerKeepsRequestThatIsNeverDue(t *testing.T) {
 	}
 }
 
-// A cleaner that stops makes no more calls, however many requests are due.
+// After its context has ended, a cleaner makes no more calls, even if many requests are due.
 func TestStoppedCleanerDeletesNothing(t *testing.T) {
 	r := cachedRequest(t, "")
 	r.CreationTimestamp = metav1.NewTime(time.Now().Add(-1000 * time.Hour))
@@ -480,8 +481,8 @@ func TestSignsEachObjectOfAClientWithoutUIDs(t *testing.T) {
 	}
 }
 
-// The requester is revoked and its request withdrawn while kubejoin makes the certificate. Catches a certificate that the claim
-// may have, that was not delivered, and that nothing revokes.
+// The requester is revoked and its request withdrawn while kubejoin makes the certificate. Catches a certificate that
+// was stored in the claim but not delivered, and that is not revoked.
 func TestRevokesCertificateThatWasNotDelivered(t *testing.T) {
 	r := cachedRequest(t, "pending")
 	by := revocationtest.Fingerprint(1)

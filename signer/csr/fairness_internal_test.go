@@ -65,8 +65,9 @@ func (c *controlPlane) serve(done func(item)) *fairQueue {
 	return q
 }
 
-// A rack of 500 machines gets its certificates in the time that it takes alone, plus 20 %, beside a requester with
-// 5,000 requests that began before or at the same time. The machines have one token, or a token each.
+// A rack of 500 machines competes with a requester whose 5,000 requests began before or at the same time. The rack
+// must get its certificates in at most 120 % of the time that it needs alone. The machines have one token, or a
+// token each.
 func TestFloodHardlyDelaysRack(t *testing.T) {
 	const rack, flood = 500, 5000
 	for _, latency := range []time.Duration{0, 20 * time.Millisecond, 200 * time.Millisecond} {
@@ -109,8 +110,8 @@ func TestFloodHardlyDelaysRack(t *testing.T) {
 	}
 }
 
-// The latency of the API server does not limit the throughput, only its processors do. The limit of requests in
-// progress stays small if the API server is near, however busy it is.
+// The latency of the API server does not limit the throughput, only its processors do. The limit on requests in
+// progress stays small if the API server is near, even if it is busy.
 func TestThroughputDoesNotFollowLatency(t *testing.T) {
 	const machines = 5000
 	for _, test := range []struct {

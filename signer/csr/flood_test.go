@@ -41,7 +41,8 @@ func (f *floodLog) Append(ctx context.Context, e issuance.Entry) error {
 }
 
 // While one requester requests 1,500 certificates at once, the controller issues only a few of them for each
-// certificate of another requester. The test counts certificates: times depend on what else the machine does.
+// certificate of another requester. The test counts certificates, because times depend on the load of the
+// machine.
 func TestServesOthersDuringFlood(t *testing.T) {
 	const flood, others = 1500, 40
 	w := newWorld(t)
@@ -64,7 +65,7 @@ func TestServesOthersDuringFlood(t *testing.T) {
 	close(log.open)
 	wait.Until(w, "the flood", func() bool { return log.issued.Load() > flood/100 })
 
-	var meanwhile []int64 // certificates of the flood, while another requester waits for one
+	var meanwhile []int64 // certificates of the flood while another requester waits for its certificate
 	began := time.Now()
 	for i := range others {
 		before := log.issued.Load()

@@ -11,8 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A replica has made a certificate before its requester is revoked, and writes it afterwards. Catches an API server that still
-// takes it, a request that changes or goes meanwhile, one of somebody else that is withdrawn, and a right that kubejoin lacks.
+// A replica has made a certificate before its requester is revoked, and writes it afterwards. Catches an API server
+// that still accepts the certificate, a request that was changed or deleted meanwhile, the withdrawal of another
+// requester's request, and a missing permission of kubejoin.
 func TestWithdrawnRequestGetsNoCertificate(t *testing.T) {
 	w := newWorld(t)
 	requests := w.admin.CertificatesV1().CertificateSigningRequests()

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Controllers must leave no goroutines when Run returns, with a shared informer that keeps running. Controller may also
-// have one of its own.
+// Controllers must leave no goroutines when Run returns although a shared informer continues to run. A Controller may
+// also run its own informer.
 func TestRunLeavesNoGoroutines(t *testing.T) {
 	w := newWorld(t)
 	w.startController()

@@ -73,7 +73,7 @@ func (w *limitedWorld) node(name string) *corev1.Node {
 
 func (w *limitedWorld) deleteNode(name string) {
 	w.Helper()
-	// Not the test's context, which has ended at cleanup.
+	// Do not use the test's context, which has ended at cleanup.
 	if err := w.admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		w.Error(err)
 	}

@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// With 20,000 requests that wait, kubejoin stays far below 200 MB: the cached objects and all that the controller keeps
-// for them take 50 MB at most, and garbage as much again.
+// With 20,000 requests that wait, kubejoin stays far below 200 MB: the cached objects and the controller's data about
+// them take at most 50 MB, and garbage takes at most the same.
 func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	const requests, most = 5000, 2500 // bytes for each
 	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{

@@ -10,8 +10,8 @@ func TestPace(t *testing.T) {
 	type writes struct {
 		n    int
 		took time.Duration
-		wait time.Duration // before them
-		busy bool          // all that may be in progress are
+		wait time.Duration // wait before the writes
+		busy bool          // as many requests as allowed are in progress
 	}
 	for _, test := range []struct {
 		name   string

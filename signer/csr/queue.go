@@ -11,8 +11,8 @@ import (
 type item struct{ requester, name string }
 
 const (
-	// maxUncrowded is how many requests of one requester may be queued or in progress before the requester counts
-	// as crowded.
+	// maxUncrowded is how many requests of one requester may be queued or in progress before the requester is
+	// crowded.
 	maxUncrowded = 10
 	// crowdedCooldown is how long crowded requesters are held back after a request of another requester was done. All
 	// requests share one API server, so more of them would slow down the next request of the other requester.

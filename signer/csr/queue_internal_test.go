@@ -78,14 +78,15 @@ func (o *simulation) busiest(requester string) int {
 	return o.most[requester]
 }
 
-// reset makes busiest forget what was in progress until now.
+// reset makes busiest ignore the requests that were in progress until now.
 func (o *simulation) reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	clear(o.most)
 }
 
-// The most requests in progress of crowded requesters beside an API server nearby: of all, and of large ones.
+// Maximum numbers of requests in progress with an API server nearby: of all crowded requesters, and of large
+// requesters.
 const crowdMost, largeMost = leastInProgress * 4 / 5, leastInProgress / 16
 
 func TestQueueServesRequestersInTurn(t *testing.T) {
@@ -151,7 +152,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 	}
 }
 
-// A flood of one requester must leave the API server to the others while they are served.
+// While other requesters are served, a flood of one requester must not use the API server.
 func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
@@ -197,7 +198,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 		o.ask("slow", 1)
 		synctest.Wait()
 		o.ask("flood", 50_000)
-		time.Sleep(took) // the first ones may have started before there were enough of them to be crowded
+		time.Sleep(took) // the first requests may have started before the requester was crowded
 		synctest.Wait()
 		o.reset()
 		time.Sleep(slow + crowdedCooldown - 2*took)
@@ -207,8 +208,8 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	})
 }
 
-// The cooldown ends by itself, even if all requests of a crowded requester in progress are slow, and if it came during
-// the cooldown.
+// The cooldown ends without another event, even if all requests in progress of a crowded requester are slow, and if
+// the requester came during the cooldown.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := simulate(t, maxInProgress, func(requester string) time.Duration {
@@ -236,14 +237,14 @@ func TestTwoRacksTakeTurns(t *testing.T) {
 		o.ask("rack-2", 500)
 		time.Sleep(time.Second / 2)
 		synctest.Wait()
-		// The last ten machines of a rack are not crowded any more and hold back the rest of the other rack.
+		// When a rack has only ten machines left, it is not crowded any more, so the other rack has to wait.
 		if o.served("rack-1") < 450 || o.served("rack-2") < 450 {
 			t.Errorf("served %d and %d of 500 machines within 0.5 s, want 450", o.served("rack-1"), o.served("rack-2"))
 		}
 	})
 }
 
-// A requester with slow requests counts as crowded although none of them waits to start.
+// A requester with many slow requests is crowded although none of its requests waits to start.
 func TestLimitsSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := simulate(t, maxInProgress, func(requester string) time.Duration {
@@ -300,12 +301,12 @@ func TestRequestersShareOneSlot(t *testing.T) {
 	})
 }
 
-// Crowded requesters leave slots to a new one, even if their requests take long.
+// Crowded requesters leave slots for a new requester, even if their requests take long.
 func TestNewRequesterStartsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := simulate(t, maxInProgress, func(string) time.Duration { return time.Minute })
 		o.ask("flood-1", 1000)
-		o.ask("flood-2", 1000) // its first ten start before it is crowded
+		o.ask("flood-2", 1000) // its first ten requests start before it is crowded
 		time.Sleep(2 * crowdedCooldown)
 		for i := range leastInProgress - crowdMost - maxUncrowded {
 			requester := fmt.Sprint("machine-", i)

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// An issued, a refused and a failing request have one entry each, however often the controller retries. A later
+// An issued, a refused and a failing request have one entry each, regardless of the number of retries. A later
 // success of the failing request is recorded too.
 func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w := newWorld(t)
@@ -45,7 +45,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	authority.Signers, authority.Record = signer.FixedSigners(signers), record
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 
-	refused := w.ask(w.as("system:node:worker-1", "system:nodes"), serving, "worker-1", nil, nil) // without names, which its signer refuses
+	refused := w.ask(w.as("system:node:worker-1", "system:nodes"), serving, "worker-1", nil, nil) // its signer refuses a request without names
 	w.approve(refused.Name)
 	failed := w.ask(w.admin, user, "worker-2", &x509.CertificateRequest{DNSNames: []string{"a.example.com"}}, nil)
 	w.approve(failed.Name)
@@ -149,7 +149,8 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	wait.Until(w, "no renewal that waits", func() bool { return age() == 0 })
 }
 
-// askWithTwoPEMBlocks creates a CSR object with the PEM block of another one twice. API servers accept it.
+// askWithTwoPEMBlocks creates a CSR object that contains the PEM block of another object twice. API servers
+// accept it.
 func (w *world) askWithTwoPEMBlocks(client kubernetes.Interface, like *certificates.CertificateSigningRequest) *certificates.CertificateSigningRequest {
 	w.Helper()
 	object, err := client.CertificatesV1().CertificateSigningRequests().Create(w.Context(), &certificates.CertificateSigningRequest{

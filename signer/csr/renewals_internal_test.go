@@ -135,7 +135,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 			if w.Node == "short" {
 				return time.Hour, w.Signer == client // late after 3 min
 			}
-			return 10 * time.Hour, w.Signer == client // after 30 min
+			return 10 * time.Hour, w.Signer == client // late after 30 min
 		},
 		Nodes: func(context.Context) (map[string]string, error) {
 			return map[string]string{"a": "", "b": "", "short": ""}, nodesErr
@@ -157,8 +157,8 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	}
 	look(0, 0, "")
 	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"a", "a", ""))
-	put(nodeRequest(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // of a signer that kubejoin does not serve
-	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // of a Node that does not exist
+	put(nodeRequest(t, 0, serving, tokens.NodeUserPrefix+"b", "b", ""))            // for a signer that kubejoin does not serve
+	put(nodeRequest(t, 0, client, tokens.NodeUserPrefix+"deleted", "deleted", "")) // from a Node that does not exist
 	look(30, 30*time.Minute, "")
 	soon := nodeRequest(t, 25, client, tokens.NodeUserPrefix+"short", "short", "")
 	put(soon)
@@ -180,7 +180,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	look(200, 195*time.Minute, "b-5")
 	put(nodeRequest(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
 	look(240, 235*time.Minute, "b-5 a-205")
-	// After both are gone, the controller forgets them.
+	// After both requests were deleted, the controller forgets them.
 	look(41+49*60, time.Duration(41+49*60)*time.Minute, "a-0 b-5")
 	if len(got) > 0 {
 		t.Errorf("got %v still in memory, want nothing", got)

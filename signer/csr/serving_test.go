@@ -109,7 +109,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 		})
 	}
 
-	// Left alone until the other Node is gone.
+	// The request gets None until the other Node is deleted.
 	taken := askAs(as("serving-1"), "serving-1", "198.51.100.2")
 	wait.Until(w, "left alone", func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason="+approval.ReasonNameOfOther) > 0

@@ -199,7 +199,7 @@ func (w *world) allowAsking(group string) error {
 	return nil
 }
 
-// ask creates a CSR object. A nil key means a new one; a template without a subject gets that of the node.
+// ask creates a CSR object. A nil key means a new one; a template without a subject gets the subject of the node.
 func (w *world) ask(client kubernetes.Interface, signerName, node string, template *x509.CertificateRequest, key crypto.Signer) *certificates.CertificateSigningRequest {
 	w.Helper()
 	if template == nil {

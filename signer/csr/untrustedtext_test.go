@@ -43,8 +43,8 @@ func (h rawLines) Handle(_ context.Context, r slog.Record) error {
 	return err
 }
 
-// Logs, conditions and Events quote text of requesters. They must hold no secrets, no control characters and only a
-// few hundred characters of it.
+// Logs, conditions and Events quote text of requesters. They must contain no secrets, no control characters, and
+// only a few hundred characters of such text.
 func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	const (
 		secret = "qwertzuiopasdfgh"

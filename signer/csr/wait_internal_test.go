@@ -75,7 +75,7 @@ func TestWaitingRequestGetsOneEventPerReason(t *testing.T) {
 	}
 }
 
-// Somebody may approve an old request. It then only waits for the rate of its requester and has no deadline.
+// Somebody may approve an old request. The request then waits only for the rate of its requester, without a deadline.
 func TestApprovedRequestWaitsForRateHoweverOld(t *testing.T) {
 	h := &handler{recorder: record.NewFakeRecorder(10), log: slog.New(slog.DiscardHandler)}
 	d := approval.Decision{Verdict: approval.Wait, Reason: signer.ReasonTooManyCertificates, Message: "later"}

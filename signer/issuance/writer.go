@@ -178,7 +178,7 @@ func encode(e Entry) ([]byte, error) {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
 	line := make([]byte, 0, len(content)+1)
-	// All non-ASCII characters are inside strings. encoding/json does not escape those that a terminal
+	// All non-ASCII characters are inside strings. encoding/json does not escape characters that a terminal
 	// interprets as commands, or that change the direction of text.
 	for rest := content; len(rest) > 0; {
 		ascii := bytes.IndexFunc(rest, func(r rune) bool { return r >= 0x7f })

@@ -105,7 +105,7 @@ func TestAppendWritesNothingOfMalformedEntry(t *testing.T) {
 	}
 }
 
-// Whatever the subject contains, an entry is one line of printable, valid UTF-8 and reads back.
+// For any subject, an entry must be one line of printable, valid UTF-8, and must be readable.
 func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	for name, text := range map[string]string{
 		"line breaks": "a\nb\r\nc\u2028d\u2029e\u0085f\v\f", "quotes": `a"b\c`, "terminal": "\x1b[2J\u009b2J\x07\x7f", "NUL": "a\x00b",
@@ -133,7 +133,7 @@ func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	}
 }
 
-// partialWriter accepts only so many bytes of each write. A negative number means all.
+// partialWriter accepts only a number of bytes of each write. A negative number means all bytes.
 type partialWriter struct {
 	bytes.Buffer
 	accepts int
@@ -184,7 +184,7 @@ func TestPartialWriteDoesNotSpoilNextLine(t *testing.T) {
 			var got []string
 			for _, line := range lines {
 				var e issuance.Entry
-				if json.Unmarshal([]byte(line), &e) == nil && e.Serial != "2" { // without its newline the failed entry is complete
+				if json.Unmarshal([]byte(line), &e) == nil && e.Serial != "2" { // the failed entry is complete except for its newline
 					got = append(got, e.Serial)
 				}
 			}
@@ -209,7 +209,7 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 	if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Append after Close = %v", err)
 	}
-	// A line that was cut off when the program was killed is ended. Existing entries stay.
+	// If a killed program left a partial line, the Writer ends this line. Existing entries stay.
 	f := must.Value(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
 	must.Value(f.WriteString(`{"time":"2026-`))(t)
 	_ = f.Close()
@@ -292,8 +292,8 @@ func TestReopensRotatedFile(t *testing.T) {
 	})
 }
 
-// Lines of several programs and goroutines do not mix. A killed program leaves at most one torn line. The line that
-// another program appends to it is lost with it.
+// Lines of several programs and goroutines do not mix. A killed program leaves at most one torn line. If another
+// program appends its line to a torn line, this line is lost, too.
 func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
 	var children []*exec.Cmd
@@ -344,7 +344,7 @@ func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	}
 }
 
-// Append succeeds if one log has kept the entry. Each failure is reported.
+// Append succeeds if at least one log has stored the entry. Each failure is reported.
 func TestCopiesSucceedIfOneLogSucceeds(t *testing.T) {
 	if issuance.Copies(nil) != nil || issuance.Copies(nil, nil, nil) != nil {
 		t.Error("Copies without logs: got a log, want nil")

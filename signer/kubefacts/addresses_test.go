@@ -60,7 +60,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 				t.Errorf("%s: got reporters %q, want %q", address, reporters[address], want)
 			}
 		}
-		// The facts follow the reported addresses.
+		// Reporters must return the newly reported addresses.
 		must.Value(client.CoreV1().Nodes().UpdateStatus(t.Context(), node("facts-3", "198.51.100.9"), metav1.UpdateOptions{}))(t)
 		synctest.Wait()
 		reporters, err = facts.Reporters(t.Context(), "facts-1", []string{"198.51.100.9", "198.51.100.3"})

@@ -18,7 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// permissionAge is how long a granted permission is cached. When a rack of machines joins, they share one review. A review is a third of what a request costs the API server.
+// permissionAge is how long a granted permission is cached. When a rack of machines joins, they share one review. A
+// review is a third of the API server's work for a request.
 const permissionAge = time.Second
 
 // Facts implements approval.Facts with an API server. It caches a granted permission for a second, and does
@@ -28,8 +29,8 @@ type Facts struct {
 	Client kubernetes.Interface
 	// Nodes are the Nodes of the cluster. If it is nil, questions about Nodes fail.
 	Nodes *NodeCache
-	// APIServers returns names and addresses that no node may have in a serving certificate, in addition to
-	// those of the Service default/kubernetes. Nil adds none.
+	// APIServers returns names and addresses that no node may have in a serving certificate, in addition to the
+	// Service default/kubernetes. Nil adds none.
 	APIServers func(context.Context) ([]string, error)
 	// ServiceCIDRs are address ranges of Services in addition to the cluster's ServiceCIDR objects, which
 	// exist from Kubernetes 1.33 on.

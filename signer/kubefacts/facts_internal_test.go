@@ -115,7 +115,7 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	}
 }
 
-// Listing all Nodes instead of many single reads is only cheaper if the cluster is known to have few Nodes.
+// Listing all Nodes is cheaper than many single reads only if the cluster has few Nodes.
 func TestListsNodesOnlyIfFew(t *testing.T) {
 	for _, test := range []struct {
 		filled bool
@@ -158,6 +158,6 @@ func TestPermissionIsCachedForOneUser(t *testing.T) {
 				t.Errorf("%q: %v, %v; want %v", user, got, err, want)
 			}
 		}
-		want = false // for the other user
+		want = false // the other user lacks the permission
 	}
 }

@@ -93,7 +93,8 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	}
 }
 
-// All tokens with the same groups share one access review. A permission that only the user of a token has counts, too.
+// All tokens with the same groups share one access review. Facts must also use a permission that only the user of a
+// token has.
 func TestTokensShareAccessReview(t *testing.T) {
 	facts, asked := countedFacts(t)
 	start := time.Now()

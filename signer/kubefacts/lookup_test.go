@@ -64,7 +64,7 @@ func (g *gate) shut() {
 	g.open = make(chan struct{})
 }
 
-// pass releases the responses to all requests so far and holds back later ones.
+// pass releases the responses to all requests so far, and holds back later responses.
 func (g *gate) pass() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -143,7 +143,7 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 		t.Errorf("got %d reads and %d lists for three lookups one after the other, want 3 and none", gets, lists)
 	}
 
-	// A few lookups read one Node each. Later ones share lists.
+	// A few lookups read one Node each. Later lookups share lists.
 	g.shut()
 	a := newLookups()
 	a.start(t.Context(), nodes, numbered(0, kubefacts.FewLookups)...)
@@ -151,7 +151,7 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 	a.start(t.Context(), nodes, numbered(100, 150)...)
 	a.start(t.Context(), nodes, "looked-up-1", "looked-up-2")
 	wait.Until(t, "a list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == kubefacts.FewLookups+52 && lists > 0 })
-	// A list does not wait for the response to the one before, and shows a Node that was created meanwhile.
+	// A list does not wait for the response to an earlier list, and shows a Node that was created meanwhile.
 	late := create("looked-up-late")
 	_, before, _ := g.read()
 	a.start(t.Context(), nodes, "looked-up-late", "looked-up-2")
@@ -176,8 +176,8 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 	}
 }
 
-// A canceled lookup returns the error of its context at once. The others still get their response, and no goroutine
-// stays when all are canceled.
+// A canceled lookup returns the error of its context at once. The other lookups still get their response, and no
+// goroutine remains when all are canceled.
 func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	nodes, g, _ := gatedNodes(t)
 	before := goleak.IgnoreCurrent()

@@ -67,7 +67,7 @@ func (n *NodeCache) get(ctx context.Context, name string) (*corev1.Node, error) 
 
 // Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period ends
 // when the condition changes or the machine boots. The boot ID is part of it, because a machine that replaces a
-// dead machine may find the condition unchanged. Its errors are those of Node.
+// dead machine may find the condition unchanged. It returns the same errors as Node.
 func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {

@@ -53,7 +53,7 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 	}
 }
 
-// A Node has 10 KB. Catches a cache that keeps it, or its list of addresses.
+// A Node has 10 KB. Catches a cache that keeps the whole Node, or its list of addresses.
 func TestCacheKeepsNothingOfNode(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Status: corev1.NodeStatus{
 		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: "worker-1"}},
@@ -71,7 +71,7 @@ func TestCacheKeepsNothingOfNode(t *testing.T) {
 	}
 }
 
-// A Node of another UID is another one: its time must not count for the claim of an earlier Node.
+// A Node with another UID is a different Node: its creation time must not be used for the claim of an earlier Node.
 func TestRegisteredIsTimeOfThisNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		created := metav1.NewTime(time.Now().Truncate(time.Second))
@@ -87,7 +87,7 @@ func TestRegisteredIsTimeOfThisNode(t *testing.T) {
 	})
 }
 
-// Catches a hint for each heartbeat, and a Node that was created again without a hint.
+// Catches a hint for each heartbeat, and a missing hint for a Node that was created again.
 func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}

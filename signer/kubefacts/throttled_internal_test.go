@@ -11,14 +11,14 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A consistent read of kube-apiserver 1.37 may return 429. Catches a read that takes it as an absent Node: a token could
-// then claim the name of that Node.
+// A consistent read of kube-apiserver 1.37 may return 429. Catches a read that treats this error as a missing Node: a
+// token could then claim the name of the Node.
 func TestThrottledNodeIsNotAbsent(t *testing.T) {
 	node := map[string]any{"name": "worker-1", "uid": "u1"}
 	for name, after := range map[string]string{"with Retry-After": "0", "without Retry-After": ""} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
-			throttled := 3 // the next requests
+			throttled := 3 // how many of the next requests get 429
 			client := apitest.Client(t, func(w http.ResponseWriter, r *http.Request) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -45,7 +45,7 @@ func order(t testing.TB) signer.Order {
 	}
 }
 
-// A signer process that is away, slow or broken refuses nothing: its error is not a decision, so the request is retried.
+// The error of a signer process that is unreachable, slow or broken is not a refusal, so the request is retried.
 func TestRequestsWaitForSigner(t *testing.T) {
 	respond := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -136,9 +136,9 @@ func TestSlowSigner(t *testing.T) {
 	}
 }
 
-// A signer process that accepts connections and says nothing takes none of them for long.
+// A signer process that accepts connections but never responds must not use connection slots for long.
 func TestSilentSigner(t *testing.T) {
-	t.Parallel() // takes as long as a handshake may
+	t.Parallel() // takes as long as the handshake timeout
 	dir := t.TempDir()
 	ca := certtest.CA(t, "ca")
 	write := func(name, kind string, content []byte) string {
@@ -161,7 +161,7 @@ func TestSilentSigner(t *testing.T) {
 	if err := <-done; !errors.Is(err, remote.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := io.Copy(io.Discard, conn); err != nil { // ends when the client hangs up
+	if _, err := io.Copy(io.Discard, conn); err != nil { // ends when the client closes the connection
 		t.Error(err)
 	}
 	must.OK(t, conn.Close())

@@ -8,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
-// FuzzDecode decodes what anybody may have written into a ConfigMap. Catches an entry that cannot be read and bars
-// nobody, and one that is another after it was stored again.
+// FuzzDecode decodes arbitrary values, which anybody may have written to a ConfigMap. Catches a malformed entry
+// that bars nobody, and an entry that differs after it was stored again.
 func FuzzDecode(f *testing.F) {
 	f.Add("worker-1", []byte(`{"since":"2026-11-23T08:00:00Z","allowed":{"`+string(fingerprint(1).Key())+`":"2026-11-23T09:00:00Z"}}`))
 	f.Add(string(fingerprint(2).Key()), []byte(`{"since":"2026-11-23T08:00:00+01:00","until":"2026-11-23T09:00:00Z","reason":"abcdef.0123456789abcdef"}`))

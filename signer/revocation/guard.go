@@ -120,7 +120,7 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 		return nil, nil
 	}
 	read := tokens.Recent
-	if len(requester.Keys()) == 0 { // no entry bars a bootstrap token itself
+	if len(requester.Keys()) == 0 { // no entry bars a bootstrap token, so a cached view is enough
 		read = tokens.Cached
 	}
 	if _, err := g.Store.Get(ctx, key, read); errors.Is(err, ErrNotFound) {

@@ -98,7 +98,7 @@ func TestParseFingerprint(t *testing.T) {
 	}
 }
 
-// Catches a fingerprint that is taken for a node name, or the reverse: 64 digits are a valid node name.
+// Catches a fingerprint that is treated as a node name, or the reverse: 64 digits are a valid node name.
 func TestKeyOfNodeIsNoFingerprint(t *testing.T) {
 	digits := strings.Repeat("ab", 32)
 	node := must.Value(revocation.ParseKey(digits))(t)
@@ -139,7 +139,7 @@ func TestSubjectOf(t *testing.T) {
 	}
 }
 
-// Catches text of a person that the ValidatingAdmissionPolicy would take for an allowed certificate.
+// Catches a reason that the ValidatingAdmissionPolicy would treat as an allowed certificate.
 func TestReasonAllowsNoCertificate(t *testing.T) {
 	key := string(fingerprint(1).Key())
 	value, err := revocation.Encode(revocation.Entry{Node: "worker-1", Since: now, Reason: `"` + key + `":"`, By: `"` + key + `":"`})
@@ -179,7 +179,7 @@ func bars(t *testing.T, g *revocation.Guard, cert *x509.Certificate) bool {
 	return live != nil
 }
 
-// TestGuard follows a node that is revoked, comes back with a new certificate, renews, and is revoked again.
+// TestGuard follows a node that is revoked, joins again with a new certificate, renews, and is revoked again.
 func TestGuard(t *testing.T) {
 	g := guard(t)
 	old, first, second := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
@@ -187,7 +187,7 @@ func TestGuard(t *testing.T) {
 	issue := func(requester revocation.Subject, cert *x509.Certificate, allowed bool) {
 		t.Helper()
 		e, err := g.Issue(t.Context(), requester, cert)
-		if e == nil && err == nil { // as an Authority does before the certificate leaves
+		if e == nil && err == nil { // as an Authority does before it delivers the certificate
 			e, err = g.Revoked(t.Context(), requester)
 		}
 		if err != nil || (e == nil) != allowed {
@@ -231,7 +231,7 @@ func TestGuard(t *testing.T) {
 	issue(revocation.SubjectOfCertificate(first), serving, false)
 }
 
-// Catches a certificate that a node gets that has come back and is revoked again while the certificate is signed.
+// A node has joined again, and is revoked again while its certificate is signed. Catches a valid certificate for it.
 func TestRevocationWhileSigning(t *testing.T) {
 	g := guard(t)
 	old, next := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
@@ -267,7 +267,7 @@ func TestMalformedEntries(t *testing.T) {
 	}
 }
 
-// Catches an entry of a certificate that counts as a node without a name.
+// Catches an entry of a certificate that is listed as a node without a name.
 func TestCachedNodesAreNodes(t *testing.T) {
 	g := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}
 	for _, e := range []revocation.Entry{{Node: "worker-1"}, {Fingerprint: revocationtest.Fingerprint(1)}} {
@@ -290,7 +290,7 @@ func TestRevokeAgainKeepsEnd(t *testing.T) {
 	}
 }
 
-// Catches an entry that ends while a certificate that it bars is valid, or that never ends although that is known.
+// Catches an entry that ends while a certificate that it bars is valid, or that never ends although its end is known.
 func TestEndOfEntry(t *testing.T) {
 	const rejoin = 24 * time.Hour
 	cas := now.Add(10 * time.Hour)
@@ -329,7 +329,7 @@ func TestRevokeAgainLastsAsLongAsAllowedCertificates(t *testing.T) {
 	}
 }
 
-// Catches a certificate that an outdated view allows: the entry that it does not show has to bar the certificate.
+// Catches a certificate that is allowed because of an outdated view: an entry that the view lacks has to bar it.
 func TestIssueWithOutdatedView(t *testing.T) {
 	g := guard(t)
 	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)

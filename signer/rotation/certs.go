@@ -24,7 +24,7 @@ const maxPEM = 32 << 10
 
 // New returns a rotation in stage Prepare, from the certificates old, which are trusted now, to the certificates fresh.
 // The first certificate of fresh will sign. cross is nil, or a certificate for the key of that CA which a CA in old has
-// signed. The error names what is wrong with a certificate. If fresh or cross is invalid, it is a [*tokens.FieldError].
+// signed. The error names the certificate and its problem. If fresh or cross is invalid, it is a [*tokens.FieldError].
 func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now time.Time) (Rotation, error) {
 	if err := ca.check(); err != nil {
 		return Rotation{}, err

@@ -31,9 +31,9 @@ type desk struct {
 	rotation.Desk
 	*rotationtest.Memory
 	old     *tls.Certificate
-	extra   []rotation.Observation // beside what follows
+	extra   []rotation.Observation // additional observations
 	expired []string
-	failure error // of Observe
+	failure error // error of Observe
 }
 
 func newDesk(t *testing.T) *desk {
@@ -73,7 +73,7 @@ func (d *desk) state(t *testing.T) rotation.Rotation {
 	return r
 }
 
-// do makes a step by its name.
+// do carries out the step of that name.
 func (d *desk) do(t *testing.T, step string, o rotation.Options) (rotation.Status, error) {
 	t.Helper()
 	switch step {
@@ -88,7 +88,7 @@ func (d *desk) do(t *testing.T, step string, o rotation.Options) (rotation.Statu
 
 func TestThereAndBack(t *testing.T) {
 	there := []string{"prepare", "trust", "switch", "finish", "finish"}
-	for turn := range there { // abort after so many steps; the last one never
+	for turn := range there { // abort after turn steps; the last value never aborts
 		d := newDesk(t)
 		for i, step := range there[:turn+1] {
 			before := d.state(t)
@@ -148,25 +148,25 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// Catches a stage that begins with the number of nodes of an earlier one, or that counts a node twice.
+// Catches a stage that begins with the number of nodes of an earlier stage, or that counts a node twice.
 func TestEachStageCountsItsNodes(t *testing.T) {
 	d := newDesk(t)
 	for i, step := range []string{"prepare", "trust", "switch", "abort"} {
 		for _, file := range []string{"pki/ca.crt", "kubelet.conf"} {
 			d.extra = append(d.extra, rotation.Observation{Kind: rotation.KindFile, Name: file, Node: fmt.Sprint("other-", i)})
 		}
-		if _, err := d.do(t, step, rotation.Options{}); err != nil || d.state(t).Nodes != i+2 { // and that of the kubelet
+		if _, err := d.do(t, step, rotation.Options{}); err != nil || d.state(t).Nodes != i+2 { // and the node of the kubelet
 			t.Errorf("%s: %d nodes, %v, want %d", step, d.state(t).Nodes, err, i+2)
 		}
 	}
 }
 
-// Each write fails once: before it, or after it took effect, as if the process was killed there. The same step again
-// completes it. A prepare after which nobody has the key is aborted.
+// Each write fails once, before or after it took effect, as if the process was killed there. Repeating the step must
+// complete it. If nobody has the key after a prepare, the rotation is aborted.
 func TestEachStepIsCompletedAfterAKill(t *testing.T) {
 	killed := errors.New("killed")
 	for _, after := range []bool{false, true} {
-		for _, lost := range []bool{false, true} { // the process goes on, or nobody knows what it saw
+		for _, lost := range []bool{false, true} { // the process continues, or its result is lost
 			for _, method := range []string{"PutKey", "Put", "KeepKey"} {
 				for _, steps := range [][]string{{"prepare", "trust", "switch", "finish", "finish"}, {"prepare", "trust", "abort", "abort"}} {
 					d := newDesk(t)
@@ -205,7 +205,7 @@ func TestEachStepIsCompletedAfterAKill(t *testing.T) {
 						name := fmt.Sprintf("%s failed in %s (step %d, after the write: %t, lost: %t)", step, method, i, after, lost)
 						wrote := !reflect.DeepEqual(d.state(t), before)
 						if err != nil && step == "abort" && wrote && d.state(t).InProgress() {
-							err = nil // the next abort goes on from here
+							err = nil // the next abort continues from here
 						}
 						if err != nil && step == "prepare" && wrote {
 							must.Value(d.Abort(t.Context(), rotation.Cluster, rotation.Options{}))(t)
@@ -272,7 +272,7 @@ func TestStepRetriesConflict(t *testing.T) {
 	}{
 		{5, nil, []string{"prepare", "trust"}},
 		{6, rotation.ErrConflict, []string{"prepare", "trust"}},
-		{1, rotation.ErrConflict, []string{"abort"}}, // the other writer may have gone back already
+		{1, rotation.ErrConflict, []string{"abort"}}, // the other writer may already have gone back a stage
 	} {
 		for _, step := range test.steps {
 			d := newDesk(t)
@@ -297,7 +297,7 @@ func TestStepRetriesConflict(t *testing.T) {
 	}
 }
 
-// halfway stores a rotation, but fails to publish it, some times.
+// halfway stores a rotation, but fails to publish it, a number of times.
 type halfway struct {
 	*rotationtest.Memory
 	fails     int
@@ -325,8 +325,8 @@ func (h *halfway) Publish(ctx context.Context) (wrong, err error) {
 	return nil, err
 }
 
-// A step must not succeed before hosts can read its stage. The next step must publish it first, also if it is refused or the
-// rotation has ended.
+// A step must not succeed before hosts can read its stage. The next step must publish it first, even if that step is
+// refused or the rotation has ended.
 func TestStepPublishesItsStage(t *testing.T) {
 	d := newDesk(t)
 	h := &halfway{Memory: d.Memory}
@@ -343,7 +343,7 @@ func TestStepPublishesItsStage(t *testing.T) {
 		if _, err := d.do(t, step, rotation.Options{}); err == nil || h.published != "" {
 			t.Errorf("%s: got %v, want the failure", step, err)
 		}
-		d.extra = []rotation.Observation{kubelet(&rotation.Trusted{Old: true}, rotation.FromOld)} // keeps each next step from success
+		d.extra = []rotation.Observation{kubelet(&rotation.Trusted{Old: true}, rotation.FromOld)} // blocks each next step
 		_, _ = d.do(t, "finish", rotation.Options{})
 		d.extra = nil
 		if r := d.state(t); h.published != r.Stage {
@@ -383,7 +383,7 @@ func TestLeaveBehind(t *testing.T) {
 		}
 	}
 	d.extra = append(d.extra, rotation.Observation{Kind: rotation.KindFile, Name: "mine/x on worker-2", Node: "worker-2", File: "mine/x", Off: true})
-	for _, name := range []string{"worker-2:", "worker-2", "worker-2:mine", ""} { // no file stands for all of a node
+	for _, name := range []string{"worker-2:", "worker-2", "worker-2:mine", ""} { // no file name may mean all files of a node
 		var field *tokens.FieldError
 		if _, err := d.do(t, "finish", rotation.Options{LeaveBehindFiles: []string{"worker-2:mine/x", name}}); !errors.As(err, &field) || field.Field != "leaveBehindFiles" || !strings.Contains(err.Error(), fmt.Sprintf("there is no file %q", name)) {
 			t.Errorf("%q: got %v, want an error about the field", name, err)
@@ -392,7 +392,7 @@ func TestLeaveBehind(t *testing.T) {
 	if _, err := d.do(t, "finish", rotation.Options{}); err == nil || len(d.state(t).LeftBehind) > 0 {
 		t.Errorf("without the node: got %v, want not ready", err)
 	}
-	for range 2 { // begins the stage, ends the rotation
+	for range 2 { // the first call begins the stage, the second ends the rotation
 		if s, err := d.do(t, "finish", rotation.Options{LeaveBehind: []string{"worker-2", "worker-2"}}); err != nil || !slices.Equal(s.Rotation.LeftBehind, []string{"worker-2"}) || !slices.Equal(d.state(t).LeftBehind, []string{"worker-2"}) {
 			t.Errorf("got %+v, %v, want worker-2 left behind", s, err)
 		}
@@ -440,7 +440,7 @@ func TestExpiresTokensOnlyIfNothingElseIsBehind(t *testing.T) {
 	}
 }
 
-// The wait begins by a step that is refused, and no other replica begins it again.
+// A refused step begins the wait, and no other replica begins it again.
 func TestWaitIsStored(t *testing.T) {
 	d := newDesk(t)
 	now := time.Now()
@@ -463,7 +463,7 @@ func TestWaitIsStored(t *testing.T) {
 	must.Value(d.do(t, "switch", rotation.Options{}))(t)
 }
 
-// kube-apiserver only adds to a ConfigMap. The old CA must not stay there.
+// kube-apiserver only adds CAs to a ConfigMap. The old CA must not stay there.
 func TestDropsMergedConfigMapWhenNothingElseIsBehind(t *testing.T) {
 	d := newDesk(t)
 	for _, step := range []string{"prepare", "trust", "switch", "finish"} {
@@ -699,7 +699,7 @@ func TestPrepareChecksRequest(t *testing.T) {
 	}
 }
 
-// Catches a CA that works with Go, and that other clients refuse from stage switch on.
+// Catches a missing warning about a CA that works with Go, but that other clients refuse from stage switch on.
 func TestPrepareWarnsOfCAThatStrictClientsRefuse(t *testing.T) {
 	root := certtest.CA(t, "root")
 	template := func() *x509.Certificate {
@@ -728,7 +728,8 @@ func TestPrepareWarnsOfCAThatStrictClientsRefuse(t *testing.T) {
 	}
 }
 
-// A cross certificate is a CA that the cluster trusts until it ends: a dry run, or a prepare that fails, must not make one.
+// A cross certificate is a CA that the cluster trusts until it expires: a dry run, or a prepare that fails, must not
+// make one.
 func TestOnlyPrepareCertifiesANewCA(t *testing.T) {
 	fresh := certtest.CA(t, "new")
 	for name, test := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// A world is a model of a cluster during a rotation. Hosts and replicas of kubejoin apply a stage late and in any order,
-// are off for a while, and are killed half-way.
+// A world is a model of a cluster during a rotation. Hosts and replicas of kubejoin apply a stage late and in any
+// order, are off for a while, and are killed in the middle of a change.
 type world struct {
 	*testing.T
 	rand    *rand.Rand
@@ -20,18 +20,18 @@ type world struct {
 	now     time.Time
 	members []*member
 	blind   rotation.Kind // observations that nobody makes
-	aborts  int           // of 1000 steps of the operator
+	aborts  int           // how many of 1000 steps of the operator are aborts
 	history []string
-	broken  string // which client met a CA that it does not trust
+	broken  string // which client saw a certificate from a CA that it does not trust
 }
 
 // A member is a host, or a replica of kubejoin. It is a client and a server.
 type member struct {
 	name   string
-	server bool // kubejoin
+	server bool // a replica of kubejoin
 	trusts rotation.Trusted
-	// files is the CA of the certificates that the member signed by itself, and client that of its certificate from
-	// kubejoin.
+	// files is the CA of the certificates that the member signed by itself. client is the CA of its certificate
+	// from kubejoin.
 	files, client rotation.From
 	report        string
 	off           bool
@@ -137,7 +137,7 @@ func (w *world) apply(m *member, writes int) {
 	}
 }
 
-// operate makes the step of an operator: usually the next one, sometimes an abort.
+// operate carries out a step of the operator: usually the next step, sometimes an abort.
 func (w *world) operate() string {
 	seen := w.observe()
 	before, next := w.r, w.r.Next()
@@ -174,7 +174,7 @@ func (w *world) observe() []rotation.Observation {
 	return all
 }
 
-// check looks at each client and each server that are on, and at all of them after the end.
+// check checks each client with each server: those that are on or, after the end, all of them.
 func (w *world) check() {
 	trusts := func(m *member, from rotation.From) bool {
 		return from == rotation.FromOld && m.trusts.Old || from == rotation.FromNew && m.trusts.New
@@ -226,7 +226,7 @@ func TestNoClientMeetsACAThatItDoesNotTrust(t *testing.T) {
 	}
 }
 
-// Shows that the model can fail.
+// Without an observation, the model must fail: this shows that the model detects errors.
 func TestModelNeedsEachObservation(t *testing.T) {
 	r := at(t, rotation.Prepare, false)
 	for _, blind := range []rotation.Kind{rotation.KindFile, rotation.KindServer, rotation.KindCertificate} {

@@ -64,7 +64,7 @@ func TestShortLifetime(t *testing.T) {
 	for _, test := range []struct {
 		nodes     int
 		perSecond float64
-		longest   time.Duration // of all nodes
+		longest   time.Duration // longest lifetime of all nodes
 	}{
 		{0, 20, time.Hour},
 		{1, 20, time.Hour},
@@ -98,8 +98,8 @@ func kubeletRenews(issued time.Time, lifetime time.Duration, jitter float64) tim
 	return begin.Add(time.Duration(float64(lifetime+5*time.Minute) * (0.7 + 0.2*jitter)))
 }
 
-// Both certificates of 10,000 nodes are issued at one moment, as after a restart of everything. Renewals must come at the
-// rate from then on, before and after the switch, and the last one soon after it.
+// Both certificates of 10,000 nodes are issued at one moment, as after a restart of everything. From then on, renewals
+// must stay within the rate, before and after the switch. The last renewal must come soon after it.
 func TestRenewalsOf10000NodesStayWithinTheRate(t *testing.T) {
 	const nodes, perSecond, window = 10_000, 20.0, 60 // seconds: the jitter of kubelets is random
 	random := rand.New(rand.NewPCG(1, 2))

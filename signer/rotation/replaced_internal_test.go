@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// A rotation knows the CAs that earlier ones took out of use, until they expire or are in use again, and the last 16 of them.
+// A rotation stores the last 16 CAs that earlier rotations took out of use, until they expire or are in use again.
 func TestSucceed(t *testing.T) {
 	now := time.Now()
 	of := func(name string) []*x509.Certificate { return []*x509.Certificate{certtest.CA(t, name).Leaf} }

@@ -56,7 +56,7 @@ func at(t testing.TB, stage rotation.Stage, aborting bool) rotation.Rotation {
 	return r
 }
 
-// isWrongStep reports whether an error is the refusal of a step that is not possible in the present stage.
+// isWrongStep reports whether an error refuses a step that is not possible in the current stage.
 func isWrongStep(err error) bool {
 	var refused *tokens.Refusal
 	return errors.As(err, &refused) && refused.Reason == rotation.WrongStep
@@ -120,7 +120,7 @@ func TestEachPrecondition(t *testing.T) {
 			{off(kubelet(both, rotation.FromNew)), fmt.Sprintf(notReady, "abort")},
 			{token(onlyNew), ""}, {otherSigner, ""},
 		}},
-		{rotation.Switch, false, "", kubelet(both, rotation.FromNew), []violation{ // hosts cannot have been in finish
+		{rotation.Switch, false, "", kubelet(both, rotation.FromNew), []violation{ // hosts cannot have been in stage finish
 			{kubelet(onlyNew, rotation.FromNew), lacksOld},
 			{unseen(kubelet(nil, "")), ""}, {process, ""}, {off(kubelet(nil, "")), ""},
 		}},
@@ -132,7 +132,7 @@ func TestEachPrecondition(t *testing.T) {
 			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: if no machine still joins with it: kubejoin ca abort --expire-tokens)"},
 			{token(both), ""}, {otherSigner, ""},
 		}},
-		{rotation.Trust, false, "", kubelet(both, rotation.FromOld), []violation{ // hosts cannot have been in switch
+		{rotation.Trust, false, "", kubelet(both, rotation.FromOld), []violation{ // hosts cannot have been in stage switch
 			{kubelet(both, rotation.FromNew), "kubelet worker-1 is from the new CA"},
 			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: if no machine still joins with it: kubejoin ca abort --expire-tokens)"},
 			{unseen(kubelet(nil, "")), ""}, {process, ""}, {off(kubelet(nil, "")), ""},
@@ -144,7 +144,7 @@ func TestEachPrecondition(t *testing.T) {
 			{off(kubelet(onlyOld, rotation.FromOld)), fmt.Sprintf(notReady, "abort")},
 			{token(onlyNew), ""},
 		}},
-		{rotation.Prepare, false, "", kubelet(onlyOld, rotation.FromOld), []violation{ // hosts cannot have been in trust
+		{rotation.Prepare, false, "", kubelet(onlyOld, rotation.FromOld), []violation{ // hosts cannot have been in stage trust
 			{kubelet(both, rotation.FromOld), "kubelet worker-1 still trusts the new CA"},
 			{unseen(kubelet(nil, "")), ""}, {process, ""},
 		}},
@@ -194,8 +194,8 @@ func TestEachPrecondition(t *testing.T) {
 	}
 }
 
-// The controllers of a control plane whose kubelet is down meet an API server with a certificate of the new CA, which they may
-// not trust. Without a cross certificate, this holds for each node.
+// If the kubelet of a control plane is down, its controllers may not trust the new CA, whose certificate the API server
+// presents. Without a cross certificate, this applies to each node.
 func TestSwitchNeedsNodesThatWouldBreak(t *testing.T) {
 	server := func(kind rotation.Kind, node string) rotation.Observation {
 		return rotation.Observation{Kind: kind, Name: node, Node: node, Trusts: both, From: rotation.FromOld}
@@ -226,7 +226,7 @@ func TestSwitchNeedsNodesThatWouldBreak(t *testing.T) {
 	}
 }
 
-// Each step that does not follow from the stage is refused, and says which one does.
+// Each step that is not possible in the stage is refused, and the error names the possible step.
 func TestStagesFollowEachOther(t *testing.T) {
 	seen := []rotation.Observation{{Kind: rotation.KindServer, Name: "self"}}
 	now := time.Now().UTC()
@@ -302,7 +302,8 @@ func TestStagesFollowEachOther(t *testing.T) {
 	}
 }
 
-// Clients that have not read a changed file again meet a CA that they do not trust, unless a cross certificate helps.
+// Clients that have not re-read a changed file see certificates from a CA that they do not trust, unless a cross
+// certificate helps.
 func TestWaitsForClientsWithoutCrossCertificate(t *testing.T) {
 	seen := []rotation.Observation{kubelet(both, rotation.FromOld)}
 	for _, test := range []struct {
@@ -315,7 +316,7 @@ func TestWaitsForClientsWithoutCrossCertificate(t *testing.T) {
 		{rotation.Trust, false, false, rotation.Switch, true},
 		{rotation.Trust, false, true, rotation.Switch, false},
 		{rotation.Prepare, false, false, rotation.Trust, false},
-		{rotation.Switch, true, true, "", true}, // hosts may have been in finish; there is no cross certificate for this way
+		{rotation.Switch, true, true, "", true}, // hosts may have been in stage finish; no cross certificate helps in this direction
 		{rotation.Switch, false, false, "", false},
 		{rotation.Trust, true, false, "", false},
 	} {
@@ -372,7 +373,7 @@ func TestNotReadyNamesAFew(t *testing.T) {
 	}
 }
 
-// The next commands of another CA must not act on that of the cluster.
+// The next commands for another CA must not act on the cluster CA.
 func TestNextCommandsNameCA(t *testing.T) {
 	r := at(t, rotation.Switch, false)
 	r.CA = rotation.Etcd

@@ -151,7 +151,7 @@ func TestUnproven(t *testing.T) {
 	cross := rotation.Bundle{rotationtest.Cross(t, old, fresh.Leaf)}
 	none := func(*x509.Certificate) bool { return false }
 	pinned := func(c *x509.Certificate) bool { return c.Equal(root.Leaf) || c.Equal(fresh.Leaf) }
-	// A CA below the old one, with limits, has a self-signed certificate as well. That has none.
+	// A CA below the old CA, with limits, also has a self-signed certificate without limits.
 	limited := func(change func(template *x509.Certificate)) rotation.Bundle {
 		template := *fresh.Leaf
 		change(&template)
@@ -247,7 +247,8 @@ func TestFindAndIn(t *testing.T) {
 	}
 }
 
-// What 'kubejoin ca apply' found on a host holds up a step until it fits, or is left behind by its path.
+// A file or process that 'kubejoin ca apply' found on a host blocks a step until it fits, or is left behind by
+// its path.
 func TestReportHoldsUpSteps(t *testing.T) {
 	r := at(t, rotation.Switch, false)
 	p := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since, More: 3, Files: []rotation.File{
@@ -279,13 +280,13 @@ func TestReportHoldsUpSteps(t *testing.T) {
 	}
 }
 
-// Stage trust begins once each control plane has looked at itself. Workers look in stage trust.
+// Stage trust begins when each control plane has reported its own files. Workers report in stage trust.
 func TestTrustNeedsControlPlanes(t *testing.T) {
 	r := at(t, rotation.Prepare, false)
 	none := r.FromReport("cp-1", "")
 	server := rotation.Observation{Kind: rotation.KindAPIServer, Name: "192.0.2.1:6443", Node: "cp-1", Trusts: onlyOld, From: rotation.FromOld}
 	if got := r.Pending(append(none, server)); len(got) != 1 || got[0].Why != "file report of cp-1 was not seen: 'kubejoin ca apply' has not run there" {
-		t.Errorf("a control plane: got %+v", got)
+		t.Errorf("Pending with an API server that trusts only the old CA: got %+v, want the missing report of cp-1", got)
 	}
 	if got := r.Pending(append(none, kubelet(onlyOld, rotation.FromOld))); len(got) > 0 {
 		t.Errorf("a worker: got %+v", got)
@@ -296,7 +297,8 @@ func TestTrustNeedsControlPlanes(t *testing.T) {
 	}
 }
 
-// After the end, what is as before the rotation is behind, after an abort what is of the new CA.
+// After the end, a thing that still uses the old CA is behind. After an abort, a thing that uses the new CA is
+// behind.
 func TestPendingAfterEnd(t *testing.T) {
 	for _, test := range []struct {
 		stage rotation.Stage

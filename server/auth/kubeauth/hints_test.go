@@ -12,7 +12,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
-// hintOf returns what the caller may know of an error.
+// hintOf returns the part of an error that the caller may see.
 func hintOf(err error) string {
 	if refused, found := errors.AsType[*tokens.Refusal](err); found {
 		return refused.Message
@@ -20,8 +20,8 @@ func hintOf(err error) string {
 	return ""
 }
 
-// 'kubectl create token NAME' alone makes a token for the API server. Catches a refusal that does not name the audience, and one
-// that quotes the unverified token.
+// Without options, 'kubectl create token NAME' makes a token for the API server. Catches a refusal that does not name
+// the audience or that quotes the unverified token.
 func TestTokenOfOtherAudienceGetsHint(t *testing.T) {
 	api := &fakeReviews{token: func(r *authenticationv1.TokenReview) { r.Status.Error = "invalid" }}
 	known := &kubeauth.Tokens{Client: api.client(t)}

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { cluster.Main(m) }
 
 const bearer = "eyJhbGciOiJSUzI1NiJ9.not-a-real-one.but-of-the-form"
 
-// patience is how long tests wait for what a slow machine does late.
+// patience is how long tests wait for a condition, which a slow machine reaches late.
 const patience = 2 * time.Minute
 
 func request(ctx context.Context, bearer string) *http.Request {
@@ -373,7 +373,7 @@ func TestReviewsOnRealAPIServer(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "kubeauth"},
 		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "default", Name: "kubeauth"}},
 	}, metav1.CreateOptions{}))(t)
-	// RBAC has the binding later, and the cached refusal expires.
+	// RBAC uses the binding only later, and the cached refusal must expire first.
 	wait.OK(t, "permission tokens", func() error { return may("tokens", "") })
 	if err := may("tokens/groups", "system:bootstrappers:a"); err != nil {
 		t.Error(err)

@@ -101,8 +101,8 @@ func (t *Tokens) audiences() []string {
 	return t.Audiences
 }
 
-// forOthers reports whether a bearer token is a JWT without any of the wanted audiences. It does not verify the token, and only
-// a hint may depend on it.
+// forOthers reports whether a bearer token is a JWT without any of the wanted audiences. It does not verify the token,
+// so use the result only for a hint.
 func (t *Tokens) forOthers(bearer string) bool {
 	_, rest, _ := strings.Cut(bearer, ".")
 	payload, _, _ := strings.Cut(rest, ".")

@@ -25,7 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 )
 
-// A fakeEtcd has the JSON API of etcd. The real one is in TestControlPlanesJoinAtTheSameMoment of test/kubeadm.
+// A fakeEtcd has the JSON API of etcd. TestControlPlanesJoinAtTheSameMoment of test/kubeadm uses a real etcd.
 type fakeEtcd struct {
 	members []map[string]any
 	// relisted changes the members before they are listed for the second time.
@@ -100,8 +100,8 @@ func serve(t *testing.T, handler http.Handler) etcd.Members {
 	return m
 }
 
-// closedPort returns an address at which nothing listens, and openPort one that accepts connections. The address is
-// that of a client, so that no server gets it during the test.
+// closedPort returns an address at which nothing listens, and openPort returns an address that accepts connections.
+// closedPort uses the address of a client connection, so that no server gets it during the test.
 func closedPort(t *testing.T) string {
 	_, address := openPort(t)
 	c := must.Value(net.Dial("tcp", address))(t)
@@ -116,8 +116,8 @@ func openPort(t *testing.T) (net.Listener, string) {
 	return l, l.Addr().String()
 }
 
-// Only the learner of the machine that is gone may be removed, only if its etcd does not run or kubeadm has ended, and
-// never a member that votes.
+// kubejoin may remove only the learner of the dead machine, and only if its etcd does not run or kubeadm has ended. It
+// must never remove a voting member.
 func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 	closed := closedPort(t)
 	_, open := openPort(t)
@@ -161,7 +161,7 @@ func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 	}
 }
 
-// An error of etcd is no reason to let a machine join, or to remove a member.
+// An error of etcd must not allow a machine to join, or cause the removal of a member.
 func TestReturnsErrors(t *testing.T) {
 	gone := controlplane.Machine{Address: "127.0.0.1"}
 	dead := []map[string]any{learner("2", "https://"+closedPort(t))}

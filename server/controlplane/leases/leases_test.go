@@ -126,7 +126,7 @@ func TestOneMachineHasTheTurn(t *testing.T) {
 	}
 }
 
-// A holder that dies must free its turn within 60 s, whichever replica its successor asks.
+// A holder that dies must free its turn within 60 s, regardless of the replica that its successor uses.
 func TestTurnOfDeadMachineEnds(t *testing.T) {
 	_, all := replicas(3)
 	take(t, all[0], "control-2")
@@ -148,7 +148,7 @@ func TestTurnOfDeadMachineEnds(t *testing.T) {
 	}
 }
 
-// A live holder must keep the turn, also through a replica whose clock is wrong.
+// A live holder must keep the turn, even if it uses a replica whose clock is wrong.
 func TestRenewedTurnDoesNotEnd(t *testing.T) {
 	_, all := replicas(2)
 	all[1].now = all[1].now.Add(time.Hour)
@@ -260,7 +260,7 @@ func TestMalformedTurn(t *testing.T) {
 	}
 }
 
-// Silence while the API server was away is no sign that the holder died: it could not renew its turn.
+// During an outage of the API server, the holder cannot renew its turn. Its silence must not end the turn.
 func TestTurnSurvivesOutage(t *testing.T) {
 	_, all := replicas(1)
 	c := all[0]
@@ -276,7 +276,7 @@ func TestTurnSurvivesOutage(t *testing.T) {
 // A fakeEtcd has one learner of a machine, or none.
 type fakeEtcd struct {
 	of     controlplane.Machine
-	runs   bool // the etcd of the learner
+	runs   bool // whether the etcd of the learner runs
 	calls  int
 	broken error
 }
@@ -292,7 +292,7 @@ func (e *fakeEtcd) RemoveLearner(_ context.Context, gone controlplane.Machine, e
 	return "https://" + e.of.Node + ":2380", e.broken
 }
 
-// No machine may get the turn while etcd has a learner: one that joins without a turn, or one whose machine failed.
+// No machine may get the turn while etcd has a learner, from a join without a turn or from a machine that failed.
 func TestTurnWaitsForLearner(t *testing.T) {
 	_, all := replicas(1)
 	c, etcd := all[0], &fakeEtcd{}
@@ -308,7 +308,7 @@ func TestTurnWaitsForLearner(t *testing.T) {
 		return s.Learner
 	}
 
-	etcd.of = machine("control-9") // joins without a turn
+	etcd.of = machine("control-9") // this machine joins without a turn
 	if take(t, c, "control-2") || learner() != "https://control-9:2380" || !slices.Equal(waiting(t, c), []string{"control-2"}) {
 		t.Errorf("control-2 does not wait for the learner %q", learner())
 	}

@@ -30,7 +30,7 @@ func TestExplainsWebhookThatIsDown(t *testing.T) {
 	must.OK(t, w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	one := w.token(func(r *tokens.Record) { r.Limits.MaxNodes = 1 })
 
-	// kubejoin, as its daemon builds it.
+	// Build kubejoin as its daemon does.
 	var failed failedwrites.Log
 	config := w.cluster.AdminConfig()
 	config.Wrap(failed.Watch)

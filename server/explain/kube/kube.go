@@ -38,7 +38,7 @@ const (
 // A Reader reads the facts of a cluster. Its methods are safe for concurrent use.
 type Reader struct {
 	// Client calls the API server. It needs list on certificatesigningrequests, get on nodes and on the Leases, and
-	// create on subjectaccessreviews. The explanation names what it may not read.
+	// create on subjectaccessreviews. The explanation names the facts that Client may not read.
 	Client kubernetes.Interface
 	// Tokens reads the bootstrap tokens.
 	Tokens tokens.Store

@@ -141,7 +141,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	}
 }
 
-// Catches a permission check that differs from that of the approver.
+// Catches a permission check that differs from the approver's check.
 func TestExplainsMissingPermission(t *testing.T) {
 	w := newWorld(t)
 	w.bind("system:node-bootstrapper", rbac.Subject{APIGroup: rbac.GroupName, Kind: "Group", Name: "system:bootstrappers:explain"})

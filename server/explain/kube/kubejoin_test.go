@@ -47,7 +47,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 			if err == nil && e.State != state {
 				err = fmt.Errorf("%s, want %s: %s", e.State, state, e.Sentence)
 			}
-			// An undecided request can have the same state, but has another sentence.
+			// An undecided request can have the same state, but its sentence differs.
 			for _, word := range words {
 				if err == nil && !strings.Contains(e.Sentence, word) {
 					err = fmt.Errorf("no %q yet: %s", word, e.Sentence)

@@ -209,7 +209,7 @@ func (w *world) node(name string, ready corev1.ConditionStatus, message string) 
 	return n
 }
 
-// event creates an Event about a request that looks like one of kubejoin.
+// event creates an Event about a request that looks like kubejoin's.
 func (w *world) event(writer kubernetes.Interface, o *certificates.CertificateSigningRequest, reason, message string) {
 	w.Helper()
 	_, err := writer.CoreV1().Events("default").Create(w.Context(), &corev1.Event{
@@ -290,7 +290,7 @@ func (w *world) bind(role string, to rbac.Subject) {
 	}, metav1.CreateOptions{}))
 }
 
-// permitted waits until the client may do that with CertificateSigningRequests: the cache of the authorizer lags.
+// permitted waits until the client may use the verb on CertificateSigningRequests: the authorizer's cache lags.
 func (w *world) permitted(client kubernetes.Interface, verb string) {
 	w.Helper()
 	w.await("the permission", func(ctx context.Context) error {

@@ -23,7 +23,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// Catches a new CA whose trust does not begin at what the cluster trusts now, and an old key that is read from elsewhere.
+// Catches a rotation whose old CAs are not the CAs that the cluster trusts now, and an old key that is not from the
+// given folder.
 func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	pki := t.TempDir()
 	must.OK(t, os.Mkdir(filepath.Join(pki, "etcd"), 0o700))
@@ -49,7 +50,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	if got := must.Value(c.CARotation(t.Context(), "front-proxy"))(t); got.ID != made.ID || got.CertificateKey != "" {
 		t.Errorf("got %+v, want the rotation without its certificate key", got)
 	}
-	// A command that was killed between its two writes, or somebody else, leaves another copy. The status must say so.
+	// An interrupted command or another writer may leave a wrong copy. The status must report it.
 	behind := func() []api.CABehind { return must.Value(c.CARotation(t.Context(), "front-proxy"))(t).Behind }
 	names := func(b api.CABehind) bool {
 		return strings.Contains(b.Why, "ConfigMap kube-public/kubejoin-ca has another state of the front-proxy CA")
@@ -67,7 +68,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	if slices.ContainsFunc(behind(), names) {
 		t.Errorf("got %+v after a step, want the copy corrected", behind())
 	}
-	// Nothing can be seen of a control plane that is not there.
+	// Without a control plane, no host can be observed.
 	must.Value(c.PrepareCA(t.Context(), "front-proxy", api.PrepareCA{}))(t)
 	if _, err := c.StepCA(t.Context(), "front-proxy", "switch", api.StepCA{}); err == nil || !strings.Contains(err.Error(), "cannot switch") {
 		t.Errorf("switch: got %v, want a wrong step", err)
@@ -96,7 +97,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	}
 }
 
-// An operator may add the CA of a load balancer to cluster-info. A rotation that counted it as the old CA would make hosts
+// An operator may add the CA of a load balancer to cluster-info. If a rotation treated it as an old CA, hosts would
 // accept its client certificates.
 func TestReplacesOnlyCAsOfClients(t *testing.T) {
 	pem := func(ca *tls.Certificate) string { return rotationtest.PEM(ca.Leaf) }

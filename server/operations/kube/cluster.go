@@ -44,7 +44,7 @@ type Cluster struct {
 
 	withClaims operations.Operations
 	upload     func(context.Context) (joinformat.Upload, error)
-	// mayListClaims is the check of Records for claims. It sends one request, whatever the number of calls.
+	// mayListClaims is the check of Records for claims. It sends one request, even if it is called several times.
 	mayListClaims func() error
 }
 

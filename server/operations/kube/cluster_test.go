@@ -28,7 +28,7 @@ func open(t *testing.T, client *fake.Clientset) *kube.Cluster {
 	return c
 }
 
-// refuse makes requests fail as those of a user without the permission.
+// refuse makes requests fail as if the user lacked the permission.
 func refuse(client *fake.Clientset, verb, resource string) {
 	client.PrependReactor(verb, resource, func(kubetesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("not for ada"))
@@ -83,7 +83,7 @@ func TestReportsRefusedOperations(t *testing.T) {
 	})
 }
 
-// Catches a retried token that is created again, and one whose ID the caller does not learn.
+// Catches a retry that creates the token again, and an error that does not name the token.
 func TestNamesTokenThatExists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, fake.NewClientset())
@@ -109,7 +109,7 @@ func TestNamesTokenThatExists(t *testing.T) {
 	})
 }
 
-// Catches a user who may not read Leases and gets no tokens, and a warning without its cause.
+// Catches a user who gets no tokens without the permission to read Leases, and a warning without its cause.
 func TestListsTokensOfUserWithFewPermissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
@@ -156,7 +156,7 @@ func TestRevokeSaysWhyTheEndIsUnknown(t *testing.T) {
 	})
 }
 
-// Catches a refused write that is reported as one to retry.
+// Catches a refused write whose error asks for a retry.
 func TestRevokeReportsRefusedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
@@ -169,7 +169,7 @@ func TestRevokeReportsRefusedStore(t *testing.T) {
 	})
 }
 
-// Catches a permission that the command checks once for each name.
+// Catches a command that checks a permission again for each name.
 func TestReleaseChecksPermissionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
@@ -193,7 +193,7 @@ func TestReleaseChecksPermissionOnce(t *testing.T) {
 	})
 }
 
-// Catches a token of a kubeconfig that counts for the limit of a user of the HTTPS API.
+// Catches a token from a command with a kubeconfig that uses up the quota of a user of the HTTPS API.
 func TestTokenHasNoCreator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, fake.NewClientset())

@@ -1,5 +1,5 @@
-// Package issuancetest is the conformance suite for implementations of [issuance.Store]. It tests what the documentation
-// of the interface promises. Every implementation should call [Run] in a test.
+// Package issuancetest is the conformance suite for implementations of [issuance.Store]. It tests the promises in the
+// documentation of the interface. Every implementation should call [Run] in a test.
 package issuancetest
 
 import (

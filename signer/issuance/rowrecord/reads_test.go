@@ -30,8 +30,8 @@ func counted(t *testing.T, c *etcd.Cluster, prefix string) (etcdstore.Config, *e
 	return config, f
 }
 
-// The cost of a query depends on the entries that it finds, not on those that there are: with a million of them, it must
-// take milliseconds.
+// The cost of a query depends on the entries that it finds, not on the size of the record: with a million entries, it
+// must take milliseconds.
 func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config, f := counted(t, c, "/queries")
@@ -40,7 +40,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	r := rowrecord.NewWithoutCertificates(s.Issued())
 
-	const entries, ofNode, ofToken, refusals = 3000, 200, 10, 6 // more than a page of any kind
+	const entries, ofNode, ofToken, refusals = 3000, 200, 10, 6 // of each kind more than a page
 	start := time.Now().Add(-entries * time.Minute)
 	at := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
 	numbers := make(chan int)
@@ -75,7 +75,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 		want, calls, rows int
 		visited           int64
 	}{
-		// A page reads the index and the entries. One more page shows whether there are more.
+		// A page reads the index and the entries. Reading one more page shows whether there are more entries.
 		{"node", issuance.Query{Node: "worker-7"}, 100, 4, 400, 200 + 100 + 200},
 		{"unknown node", issuance.Query{Node: "worker"}, 0, 1, 0, 0},
 		{"token", issuance.Query{TokenID: "000042"}, ofToken, 2, 2 * ofToken, 2 * ofToken},
@@ -84,7 +84,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 		{"token and end", issuance.Query{TokenID: "000042", EndsBefore: end(entries)}, ofToken, 2, 2 * ofToken, 2 * ofToken},
 		{"refused", issuance.Query{Outcome: issuance.Refused}, refusals, 2, 2 * refusals, 2 * refusals},
 		{"failed since", issuance.Query{Outcome: issuance.Failed, Since: at(entries - 600)}, 0, 1, 0, 0},
-		// A read covers some hours, as there are 60 entries in each.
+		// A read covers some hours, because each hour has 60 entries.
 		{"since", issuance.Query{Since: at(entries - 10)}, 10, 1, 10, 10},
 		{"newest", issuance.Query{}, 100, 3, 200, 1200},
 		{"end", issuance.Query{EndsAfter: end(1000), EndsBefore: end(1010)}, 9, 4, 320, 1500},
@@ -111,20 +111,20 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	if err := rowstore.EachPage(t.Context(), s.DB(), "issued/", func(page []rowstore.Row) error { rows += len(page); return nil }); err != nil || rows != entries+refusals {
 		t.Errorf("EachPage visits %d rows, %v, want %d", rows, err, entries+refusals)
 	}
-	// Without short ranges, twice as many keys as there are.
+	// Without short ranges, List would visit twice as many keys as exist.
 	if reads := f.TakeReads(); reads.Visited > 3*entries/2 || reads.Rows < rows {
 		t.Errorf("all pages: %d keys visited and %d rows, want at most %d and at least %d", reads.Visited, reads.Rows, 3*entries/2, rows)
 	}
 	if _, err := s.Issued().Sweep(t.Context(), time.Now(), 1000*time.Hour); err != nil {
 		t.Error(err)
 	}
-	// Sweep counts both kinds of entries, and then reads those that are due.
+	// Sweep counts both kinds of entries, and then reads the entries that are due.
 	if reads := f.TakeReads(); reads.Calls > 4 || reads.Rows > 0 || reads.Visited > entries+refusals {
 		t.Errorf("sweep: %d calls, %d rows and %d keys, want at most 4, none and %d", reads.Calls, reads.Rows, reads.Visited, entries+refusals)
 	}
 }
 
-// A start with a million entries must be as fast as one without.
+// A start with a million entries must be as fast as a start without entries.
 func TestOpenReadsNothingOfTheRecord(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	const prefix = "/start"

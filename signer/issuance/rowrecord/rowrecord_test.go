@@ -45,7 +45,7 @@ func TestStoreInMemory(t *testing.T) {
 	issuancetest.Run(t, func(*testing.T) issuance.Store { return rowrecord.New(memdb.Open().Issued()) })
 }
 
-// An entry has all that was stored, and its serial number finds it in any form.
+// Get must return the complete entry for its serial number in any form.
 func TestGetReturnsEntry(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	file := openFile(t, path)
@@ -96,7 +96,7 @@ func (e *endsAtOnce) Err() error {
 	return nil
 }
 
-// A search that finds nothing may walk a million entries: it stops when its client has left.
+// A search without matches may read a million entries. It must stop when its client disconnects.
 func TestListStopsWithItsContext(t *testing.T) {
 	r := rowrecord.New(memdb.Open().Issued())
 	for i := range 1000 {
@@ -107,7 +107,7 @@ func TestListStopsWithItsContext(t *testing.T) {
 	}
 }
 
-// A value that kubejoin did not write is an error that names its place and not its content.
+// A value that kubejoin did not write must cause an error that names its place and not its content.
 func TestReportsDamagedEntry(t *testing.T) {
 	for name, value := range map[string]string{
 		"not JSON": `{"hunter2`, "unknown field": `{"hunter2":1}`, "invalid": `{"outcome":"hunter2"}`, "missing": "",
@@ -134,7 +134,7 @@ func TestReportsDamagedEntry(t *testing.T) {
 	}
 }
 
-// Sweep deletes what is due with all its rows, and nothing else.
+// Sweep deletes the entries that are due with all their rows, and nothing else.
 func TestSweepDeletesEntriesThatAreDue(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	rows := c.StoreAt(t, "/sweep").Issued()

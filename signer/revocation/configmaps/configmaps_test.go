@@ -43,7 +43,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// Catches an entry that cannot be read and therefore bars nobody, or is overwritten by an issued certificate.
+// Catches a malformed entry that bars nobody, or that an issued certificate overwrites.
 func TestMalformedEntryBars(t *testing.T) {
 	var log bytes.Buffer
 	l, maps := open(t, slog.New(slog.NewTextHandler(&log, nil)))
@@ -103,7 +103,7 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 		if full == 0 || full > 2*configmaps.Shards {
 			t.Errorf("%d of %d entries refused, want those of one ConfigMap", full, 4*configmaps.Shards)
 		}
-		// An entry that exists can be changed and removed.
+		// An existing entry can be changed and removed.
 		if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Reason: "again"}); err != nil {
 			t.Error(err)
 		}
@@ -115,7 +115,7 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
-// Catches CAs of kube-apiserver's clients that are ignored, and damaged ones that count as none.
+// Catches client CAs of kube-apiserver that are ignored, and damaged CAs that are treated as no CAs.
 func TestClientCAs(t *testing.T) {
 	c := cluster.Shared(t)
 	want := must.Value(os.ReadFile(c.CAFile()))(t)
@@ -136,7 +136,7 @@ func TestClientCAs(t *testing.T) {
 	}
 }
 
-// Catches a list that fills up unnoticed, and one that is reported although its entries have ended.
+// Catches a list that fills up without a warning, and a warning about a list whose entries have ended.
 func TestFill(t *testing.T) {
 	now := time.Now()
 	value := func(until time.Time) string {
@@ -163,14 +163,14 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Many reads share one list of versions, also those of entries and ConfigMaps that do not exist. Catches a view that is
+// Many reads share one list of versions, including reads of missing entries and ConfigMaps. Catches a view that is
 // older than [tokens.MaxAge] although the watch hangs.
 func TestRecentSharesAProof(t *testing.T) {
 	for name, hangs := range map[string]bool{"the watch works": false, "the watch hangs": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			other, maps := open(t, nil)
-			const first, second, third = "worker-1", "worker-2", "worker-16" // second is in another ConfigMap, third in that of first
+			const first, second, third = "worker-1", "worker-2", "worker-16" // second is in another ConfigMap, third in the same as first
 			g := revocation.Guard{Store: other}
 			must.Value(g.Revoke(t.Context(), revocation.Entry{Node: first}))(t)
 			namespace := must.Value(maps.List(t.Context(), metav1.ListOptions{}))(t).Items[0].Namespace
@@ -231,7 +231,7 @@ func TestRecentSharesAProof(t *testing.T) {
 	}
 }
 
-// Catches a ConfigMap that counts as proven to be missing because somebody took its label from it.
+// Catches a ConfigMap that is treated as missing because somebody removed its label.
 func TestRecentFindsEntryWithoutLabel(t *testing.T) {
 	l, maps := open(t, nil)
 	g := revocation.Guard{Store: l}

@@ -173,7 +173,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
-		case r.Node != "" && ctx.Err() == nil: // certificates under other names: the entry itself bars those of the node
+		case r.Node != "" && ctx.Err() == nil: // certificates under other names: the entry itself bars certificates of the node
 			result.Warnings, err = append(result.Warnings, notLooked), nil
 		default:
 			err = &Incomplete{Err: refusal(err)}
@@ -348,7 +348,7 @@ func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// revoke stores entries and returns what is stored. An entry that is also in kept is not changed. known are
+// revoke stores entries and returns the stored entries. An entry that is also in kept is not changed. known are
 // certificates that the entries may bar; unknown is why they could not be read.
 func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
 	result := Result{before: map[revocation.Fingerprint]bool{}}
@@ -371,8 +371,8 @@ func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entr
 	return result, d.store(ctx, r, &result, entries, kept, known)
 }
 
-// store stores entries and adds what is stored to the result. If an entry cannot be stored, store still stores
-// the other entries.
+// store stores entries and adds the stored entries to the result. If an entry cannot be stored, store still
+// stores the other entries.
 func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate) (err error) {
 	var errs []error
 	for _, e := range entries {

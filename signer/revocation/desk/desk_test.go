@@ -35,7 +35,7 @@ import (
 
 var errAway = errors.New("away")
 
-// site is a Revoker beside an Authority, with their stores in memory.
+// site is a Revoker and an Authority, with their stores in memory.
 type site struct {
 	*desk.Revoker
 	db        *rowstore.Store
@@ -119,7 +119,7 @@ func (s *site) join(t *testing.T, token tokens.Token, node string) *x509.Certifi
 	return pemfile.Presented(chain)[0]
 }
 
-// wantRevoked fails the test unless a certificate is revoked, or not.
+// wantRevoked fails the test unless a certificate is revoked as wanted.
 func (s *site) wantRevoked(t *testing.T, cert *x509.Certificate, want bool) {
 	t.Helper()
 	if e, err := s.Guard.RevokedCertificate(t.Context(), cert); err != nil || (e != nil) != want {
@@ -127,7 +127,7 @@ func (s *site) wantRevoked(t *testing.T, cert *x509.Certificate, want bool) {
 	}
 }
 
-// wantToken fails the test unless a token exists, or not.
+// wantToken fails the test unless a token exists as wanted.
 func (s *site) wantToken(t *testing.T, token tokens.Token, want bool) {
 	t.Helper()
 	if _, err := s.db.Get(t.Context(), token.ID(), tokens.Live); err == nil != want || err != nil && !errors.Is(err, tokens.ErrNotFound) {
@@ -143,8 +143,8 @@ func keys(r desk.Result) string {
 	return strings.Join(all, " ")
 }
 
-// A replica has cached the token when it is revoked, and issues certificates until the token has settled. Catches a machine
-// that joins so, and is not found. The token limits no nodes, so it leaves no claims.
+// A replica has cached the token when it is revoked, and issues certificates until the token has settled. Catches a
+// machine that joins in this time and is not revoked. The token has no limits, so there are no claims.
 func TestRevokeTokenFindsNodesOfCachedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -226,7 +226,7 @@ func (s *counting) Update(ctx context.Context, key revocation.Key, change func(*
 	return s.Store.Update(ctx, key, change)
 }
 
-// Catches a node of a token that is not revoked with it, and a token that can still be used. A node that has moved to
+// Catches a node that is not revoked with its token, and a token that can still be used. A node that has moved to
 // another token must not be revoked as a whole.
 func TestRevokeToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -294,8 +294,8 @@ func TestRevokeTokenReturnsAllThatItStored(t *testing.T) {
 	})
 }
 
-// Replicas may still have cached a token that was deleted a moment before. Catches a machine that joins so, and is not
-// found, and a misspelt ID without an error at once.
+// Replicas may still have cached a token that was deleted a moment before. Catches a machine that joins in this time
+// and is not revoked, and a misspelt ID without an immediate error.
 func TestRevokeDeletedTokenWaitsUntilItSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -319,7 +319,7 @@ func TestRevokeDeletedTokenWaitsUntilItSettled(t *testing.T) {
 	})
 }
 
-// Catches a loop without end while others change the token all the time.
+// Catches an endless loop while other writers change the token all the time.
 func TestRevokeTokenGivesUpOnChangingToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -331,7 +331,7 @@ func TestRevokeTokenGivesUpOnChangingToken(t *testing.T) {
 	})
 }
 
-// A node of a token without limits has no claim of it, but an identity.
+// A node that joined with a token without limits has no claim of the token, but an identity.
 func TestRevokeTokenFindsNodesByIdentity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -345,7 +345,7 @@ func TestRevokeTokenFindsNodesByIdentity(t *testing.T) {
 	})
 }
 
-// Catches a certificate of a token that is not revoked, and an entry for what needs none.
+// Catches a certificate that is not revoked with its token, and an unneeded entry.
 func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -375,7 +375,8 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 	})
 }
 
-// A certificate that ends after all CAs appears while the token settles. Catches a revocation that ends before it.
+// While the token settles, a certificate appears that outlasts all CAs. Catches a revocation that ends before this
+// certificate.
 func TestRevocationOfTokenEndsAfterTheLastCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -440,7 +441,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 	}
 }
 
-// Catches a revocation that is reported as done although the caller left before the token had settled.
+// Catches a revocation that is reported as done although the caller disconnected before the token had settled.
 func TestRevokeTokenOfCanceledCallIsIncomplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -489,7 +490,8 @@ func noResponse(err error) revocation.Store {
 	return revocationtest.Before(nil, func(string, revocation.Key) error { return err })
 }
 
-// Catches a malformed token that Kubernetes accepts and that cannot be changed: a failed revocation must end it, too.
+// Catches a malformed token that Kubernetes accepts and that cannot be changed: a failed revocation must delete it,
+// too.
 func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 	for name, change := range map[string]func(*tokens.Record){
 		"a published example":           func(r *tokens.Record) { r.Problem = tokens.ErrPublicExample },
@@ -511,13 +513,15 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 	}
 }
 
-// Catches a certificate that is revoked by its serial number or fingerprint and works, or one that is revoked with it.
+// Catches a certificate that still works after it was revoked by serial number or fingerprint, and another certificate
+// that is revoked by mistake.
 func TestRevokeCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		token := s.token(t, tokens.Limits{})
 		one, two, three := s.join(t, token, "worker-1"), s.join(t, token, "worker-1"), s.join(t, token, "worker-1")
-		// A certificate of a user ends with itself. One of a node may come back for as long as the node can rejoin.
+		// The revocation of a user's certificate ends when the certificate expires. The revocation of a node's
+		// certificate lasts longer, because the node could rejoin with it.
 		s.RejoinWindow = time.Hour
 		s.Requested = func(context.Context) ([]revocation.Certificate, error) {
 			return []revocation.Certificate{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
@@ -542,7 +546,7 @@ func TestRevokeCertificate(t *testing.T) {
 	})
 }
 
-// Catches an undo that removes nothing, a dry run that removes, and a list with other entries.
+// Catches an undo that removes nothing, a dry run that removes an entry, and a list with wrong entries.
 func TestListAndUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -576,8 +580,8 @@ func TestListAndUndo(t *testing.T) {
 	})
 }
 
-// Catches a revocation that ends while a CA of kube-apiserver still accepts the node, and one that ends although kubejoin
-// could not read when the last certificate ends.
+// Catches a revocation that ends while kube-apiserver still accepts the node. Catches a revocation with an end although
+// kubejoin could not determine when the last certificate expires.
 func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 	never, late := time.Time{}, time.Now().Add(48*time.Hour).UTC().Truncate(time.Second)
 	cas := func(end time.Time) func(context.Context) ([]*x509.Certificate, error) {
@@ -631,7 +635,7 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 	})
 }
 
-// Catches a misspelt node name without a warning, and a token that a stolen machine can use again without one.
+// Catches a missing warning about a misspelt node name, or about a token that a stolen machine can use again.
 func TestRevokeNodeWarns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -674,7 +678,8 @@ func TestRevokeNodeWarns(t *testing.T) {
 	})
 }
 
-// Catches a release that gives a slot back to the token of a stolen machine, and one that is refused for no such reason.
+// Catches a release that frees a slot of the token of a stolen machine, and a release that is refused without this
+// reason.
 func TestCheckRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -728,7 +733,7 @@ func TestCheckRelease(t *testing.T) {
 	})
 }
 
-// Catches a revocation that stands for anything but what the caller asked.
+// Catches a stored revocation for an invalid request.
 func TestRevokeRefuses(t *testing.T) {
 	s := newSite(t)
 	for _, test := range []struct {

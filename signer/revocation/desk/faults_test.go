@@ -35,7 +35,7 @@ func (f *failsOnce) call(method string) error {
 	return nil
 }
 
-// in makes all calls of a Revoker count.
+// in makes f count all calls of a Revoker.
 func (f *failsOnce) in(d *desk.Revoker) {
 	faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
 		if err := f.call(c.Method); err != nil {
@@ -88,11 +88,12 @@ func (c faultyConfig) Config(ctx context.Context) ([]byte, error) {
 	return kubeconfig, cmp.Or(c.f.call("Config"), err)
 }
 
-// Catches a failed call that looks like a complete revocation, and one that leaves a state that a repeat cannot complete.
+// Catches a failed call that looks like a complete revocation, and a failed call whose state a repeated call cannot
+// complete.
 func TestRevokeReportsEachFailedCall(t *testing.T) {
 	for name, test := range map[string]struct {
-		ends  string // methods that only tell when the revocation ends
-		hints string // methods that only tell whether to warn
+		ends  string // methods that only determine when the revocation ends
+		hints string // methods that only determine whether to warn
 		set   func(*testing.T, *site, tokens.Token)
 		of    func(token tokens.Token, serial string) desk.Order
 	}{

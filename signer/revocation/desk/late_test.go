@@ -23,7 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// lagging makes the replica of a site see no revocation until a time, in requests with an object.
+// lagging hides revocations from the replica of a site until a time, for requests with an object.
 func (s *site) lagging(until time.Time) {
 	s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(method string, _ revocation.Key) error {
 		if method == "Get.recent" && time.Now().Before(until) {
@@ -45,7 +45,7 @@ func (o *objects) list(context.Context) ([]revocation.Certificate, error) {
 	return slices.Clone(o.all), nil
 }
 
-// renew issues a certificate to a node with a certificate. With objects, it has an object among them.
+// renew issues a new certificate to a node with a certificate. If objects is not nil, renew adds an object to it.
 func (s *site) renew(t *testing.T, cert *x509.Certificate, objects *objects) (*x509.Certificate, error) {
 	t.Helper()
 	r := request(t, tokens.Generate(), "worker-1")
@@ -67,8 +67,8 @@ func (s *site) renew(t *testing.T, cert *x509.Certificate, objects *objects) (*x
 	return renewed, nil
 }
 
-// A replica lags behind a revocation. Catches a certificate that it issues then and that stays valid: by an object, whether
-// the first run revoked it, the second look at a token did, or a repeat of a run that was cut off. Over HTTPS it issues none.
+// A replica lags behind a revocation. Catches a certificate that this replica issues in an object and that stays valid.
+// The first run, the second look at a token or a repeated run must revoke it. Over HTTPS the replica must issue none.
 func TestRevokeFindsWhatLaggingReplicaIssues(t *testing.T) {
 	for name, test := range map[string]struct {
 		object bool
@@ -120,8 +120,8 @@ func TestRevokeFindsWhatLaggingReplicaIssues(t *testing.T) {
 	}
 }
 
-// A custom signer issues a certificate of another name to a node that is revoked. Catches one that the entry of the node
-// cannot bar.
+// A custom signer issues a certificate of another name to a node that is revoked. Catches such a certificate that stays
+// valid, because the entry of the node cannot bar it.
 func TestRevokeNodeFindsCertificateOfAnotherName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -133,7 +133,7 @@ func TestRevokeNodeFindsCertificateOfAnotherName(t *testing.T) {
 			}
 			if time.Now().After(began) {
 				all = append(all, revocation.Certificate{Requester: requester, Fingerprint: revocationtest.Fingerprint(4), NotAfter: began.Add(time.Hour)},
-					revocation.Certificate{Requester: requester, Node: "worker-1", Fingerprint: revocationtest.Fingerprint(3), NotAfter: began.Add(time.Hour)}) // the entry of the node bars it
+					revocation.Certificate{Requester: requester, Node: "worker-1", Fingerprint: revocationtest.Fingerprint(3), NotAfter: began.Add(time.Hour)}) // the entry of the node bars this one
 			}
 			return all, nil
 		}
@@ -161,8 +161,8 @@ func (r *brokenRecord) Append(ctx context.Context, e issuance.Entry) error {
 	return r.Store.Append(ctx, e)
 }
 
-// A machine rejoins while its last certificate is revoked, and the record fails. The claim then has the new certificate.
-// Catches a retry for which only that counts.
+// A machine rejoins while its last certificate is revoked, and the record fails. The claim then has the new
+// certificate. Catches a retry that checks only the new certificate.
 func TestRejoinWithoutRecordForgetsNoRevocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -173,9 +173,9 @@ func TestRejoinWithoutRecordForgetsNoRevocation(t *testing.T) {
 		r := request(t, tokens.Generate(), "worker-1")
 		r.User, r.Groups, r.Rejoin = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, &approval.Rejoin{Key: "sha256:bound"}
 		s.authority.Record = &brokenRecord{Store: s.IssuanceRecord, err: errAway}
-		reads := 0 // the revocation comes between the last check before the claim is written and the next one
+		reads := 0 // revoke between the last check before the claim is written and the next check
 		s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(method string, key revocation.Key) error {
-			if reads++; method == "Get.recent" { // of Issue
+			if reads++; method == "Get.recent" { // the read in Issue
 				must.Value(s.Guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(last)}))(t)
 			}
 			return nil
@@ -190,7 +190,7 @@ func TestRejoinWithoutRecordForgetsNoRevocation(t *testing.T) {
 	})
 }
 
-// Catches a certificate of a token that leaves long after the token was revoked, because signing took long.
+// Catches a certificate that is delivered long after its token was revoked, because signing took long.
 func TestSlowSigningDoesNotOutlastRevokedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -204,8 +204,8 @@ func TestSlowSigningDoesNotOutlastRevokedToken(t *testing.T) {
 	})
 }
 
-// Requests of a revoked requester are approved and have no certificate. Catches a request that stays, one of somebody else that
-// is withdrawn, and a failure that hides a certificate or is not reported.
+// Requests of a revoked requester are approved and have no certificate. Catches a request that is not withdrawn, the
+// withdrawal of another requester's request, and a failure that hides a certificate or is not reported.
 func TestRevokeWithdrawsApprovedRequests(t *testing.T) {
 	for name, order := range map[string]func(id string, stolen revocation.Fingerprint) desk.Order{
 		"of a token":       func(id string, _ revocation.Fingerprint) desk.Order { return desk.Order{TokenID: id} },
@@ -258,11 +258,12 @@ func TestRevokeWithdrawsApprovedRequests(t *testing.T) {
 	}
 }
 
-// A machine renews in a chain, and a first revocation is cut off. Catches one that takes longer than a server waits.
+// A machine has renewed many times, each time with its newest certificate, and a first revocation was interrupted.
+// Catches a revocation that takes longer than a server waits.
 func TestChainOfRenewalsIsRevokedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		const links = 300 // one replica issues so many in an hour
+		const links = 300 // so many certificates can one replica issue in an hour
 		began := time.Now()
 		s.Requested = func(context.Context) (all []revocation.Certificate, err error) {
 			for i := range links {
@@ -290,8 +291,8 @@ func TestChainOfRenewalsIsRevokedInTime(t *testing.T) {
 	})
 }
 
-// Without requests in a cluster. Catches a certificate that leaves after the revocation of its requester has returned, because
-// the last look was before it.
+// Without a cluster, there are no request objects. Catches a certificate that is delivered after the revocation of its
+// requester has returned, because the last check was before the revocation.
 func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -322,7 +323,7 @@ func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
 	})
 }
 
-// The last look for revocations takes long and reads what was there when it began. Catches a certificate that leaves over HTTPS
+// The last check for revocations takes long and reads an old state. Catches a certificate that is delivered over HTTPS
 // after the revocation of its requester has returned.
 func TestSlowLookIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

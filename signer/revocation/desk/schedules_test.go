@@ -21,7 +21,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A view is a store of revocations as a replica sees it that lags as much as [tokens.MaxAge] allows, hangs, and is cut off.
+// A view is a store of revocations as a replica sees it. Its reads lag as much as [tokens.MaxAge] allows, hang, or are
+// interrupted.
 type view struct {
 	revocation.Store
 	s *schedule
@@ -64,12 +65,12 @@ func (v *view) Update(ctx context.Context, key revocation.Key, change func(*revo
 	return v.Store.Update(ctx, key, change)
 }
 
-// A schedule is a random course of requests and of one revocation.
+// A schedule is a random sequence of requests, with one revocation.
 type schedule struct {
 	mu       sync.Mutex
 	random   *rand.Rand
 	recorded map[revocation.Fingerprint]time.Time
-	known    []*x509.Certificate // that the machine has
+	known    []*x509.Certificate // certificates of the machine
 	objects  []*object
 }
 
@@ -101,7 +102,7 @@ func (s *schedule) hang() {
 	}
 }
 
-// record notes when a certificate was recorded.
+// record stores when a certificate was recorded.
 type record struct {
 	issuance.Store
 	s *schedule
@@ -119,8 +120,9 @@ func (r record) Append(ctx context.Context, e issuance.Entry) error {
 	return err
 }
 
-// Catches a certificate that leaves after Revoke has returned, on a credential that is revoked, and is not revoked itself.
-// Certificates that were recorded before the revocation began are the operator's to revoke.
+// Catches a certificate that was requested with a revoked credential, is delivered after Revoke has returned, and is
+// not revoked itself. The test ignores certificates that were recorded before the revocation began: the operator has to
+// revoke them.
 func TestNothingLeavesAfterRevokeReturned(t *testing.T) {
 	schedules := 10_000
 	if testing.Short() {
@@ -143,7 +145,7 @@ func TestNothingLeavesAfterRevokeReturned(t *testing.T) {
 			}
 			var machine sync.WaitGroup
 			delivered := map[revocation.Fingerprint]time.Time{}
-			var used []revocation.Fingerprint // by which a delivered certificate was requested
+			var used []revocation.Fingerprint // credentials of requests for delivered certificates
 			for range 2 + s.below(4) {
 				replica, begins := replicas[s.below(len(replicas))], time.Duration(s.below(3000))*time.Millisecond
 				withObject := s.chance(0.7)

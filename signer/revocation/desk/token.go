@@ -23,9 +23,9 @@ const settles = admission.MaxDelivery + views
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the
 // token keeps its claims, so that a retry finds the nodes. Each step may be repeated.
 //
-// It first revokes the certificates that it finds at once. After settles, it revokes those that were issued
-// meanwhile. It also waits for a token that was deleted before. But if there is neither a token nor a
-// certificate, the ID is probably misspelt.
+// It first revokes the certificates that it finds at once. After the time settles, it revokes certificates that
+// were issued meanwhile. It also waits for a token that was deleted before. But if there is neither a token nor
+// a certificate, the ID is probably misspelt.
 func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {

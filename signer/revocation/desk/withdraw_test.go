@@ -15,8 +15,9 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A machine comes back with a new token while the revocation of its node, or of its old token, waits. Catches a request of the
-// new machine that is withdrawn: the entry allows its certificate, but not as it was when it was stored.
+// A machine joins again with a new token while the revocation of its node, or of its old token, waits. Catches the
+// withdrawal of its new request: the current entry allows its certificate, although the entry that was stored first
+// does not.
 func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 	for name, order := range map[string]func(id string) desk.Order{
 		"of a node":  func(string) desk.Order { return desk.Order{Node: "worker-1"} },
@@ -55,8 +56,8 @@ func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 	}
 }
 
-// A lagging replica stores the certificate of a revoked machine in its claim, and cannot write it because the request was
-// withdrawn. Catches a rejoin for which only that certificate counts, which nothing revoked.
+// A lagging replica stores the certificate of a revoked machine in its claim, and cannot write it because the request
+// was withdrawn. Catches a rejoin that checks only that certificate, which is not revoked.
 func TestWithdrawnCertificateForgetsNoRevocation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

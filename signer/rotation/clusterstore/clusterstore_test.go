@@ -46,7 +46,7 @@ func TestStore(t *testing.T) {
 	rotationtest.Run(t, rotation.CAs, func(t *testing.T) rotationtest.Backend { return clusterstore.New(open(t)) })
 }
 
-// Catches a key that stays in the Secret, which has the states, too.
+// Catches a key that stays in the Secret, which also has the states.
 func TestDeletesKeys(t *testing.T) {
 	client := fake.NewClientset()
 	s := clusterstore.New(client)
@@ -64,8 +64,8 @@ func TestDeletesKeys(t *testing.T) {
 	}
 }
 
-// A user who may write ConfigMaps in kube-public must not begin, change or end a rotation, and hosts must get the right state
-// again. A command that was interrupted between its two writes is completed in the same way.
+// A user who may write ConfigMaps in kube-public must not begin, change or end a rotation, and hosts must get the right
+// state again. Publish also completes a command that was interrupted between its two writes.
 func TestOnlySecretHasTheState(t *testing.T) {
 	client := fake.NewClientset()
 	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
@@ -100,7 +100,7 @@ func TestOnlySecretHasTheState(t *testing.T) {
 		t.Errorf("no rotation: got %v, %v, want nothing to do", wrong, err)
 	}
 	must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: map[string]string{"cluster": forgery}}, metav1.CreateOptions{}))(t)
-	lacks := func(when string) { // the Secret may be lost: only a person knows
+	lacks := func(when string) { // the Secret may have been lost, which only a person can decide
 		t.Helper()
 		before := must.Value(copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}))(t).Data
 		if wrong, err := s.Publish(t.Context()); wrong != nil || err != nil {
@@ -142,7 +142,7 @@ func TestOnlySecretHasTheState(t *testing.T) {
 	must.OK(t, s.Check(t.Context()))
 }
 
-// Others must not fill or freeze the ConfigMap permanently. Its labels stay.
+// Other writers must not be able to fill the ConfigMap or make it immutable permanently. Its labels stay.
 func TestPublishRemovesOtherData(t *testing.T) {
 	client := open(t)
 	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
@@ -176,7 +176,7 @@ func TestPublishRemovesOtherData(t *testing.T) {
 	}
 }
 
-// Catches a rotation that a person edited, or that is of another CA, and is used nevertheless.
+// Catches a store that uses a rotation which a person edited, or a rotation of another CA.
 func TestRefusesEditedRotation(t *testing.T) {
 	r := rotationtest.New(t, rotation.Cluster)
 	good := string(must.Value(rotation.Encode(r))(t))

@@ -27,7 +27,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
-// A replica has CA files of its own, and shares rows with others.
+// A replica has its own CA files, and shares rows with other replicas.
 type replica struct{ rowstate.Store }
 
 // write writes a CA to a new folder: to two files, or to one.
@@ -46,7 +46,7 @@ func write(t *testing.T, ca *signer.CA, files int) rowstate.Files {
 	return f
 }
 
-// newReplicas returns replicas with the same CA. The first one has two files, the second one has one.
+// newReplicas returns replicas with the same CA. The first replica has two files, the second has one file.
 func newReplicas(t *testing.T) (a, b replica) {
 	t.Helper()
 	rows, ca := memdb.Open().Rotations(), must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
@@ -80,7 +80,7 @@ func (p replica) files(t testing.TB) map[string]string {
 	return all
 }
 
-// desk returns what changes the state, with the CA files of both replicas as all there is to observe.
+// desk returns a Desk that changes the state. It observes only the CA files of the replicas.
 func desk(t testing.TB, all ...replica) *rotation.Desk {
 	return &rotation.Desk{
 		Store: all[0], Keys: all[0], Observer: observer{t, all},
@@ -121,7 +121,7 @@ func TestStoreConforms(t *testing.T) {
 	}
 }
 
-// Catches a new key that a reader of the store can use, one that another old key decrypts, and one of another CA.
+// Catches a new key that a reader of the store can use, that another old key decrypts, or that belongs to another CA.
 func TestKeyIsStoredEncrypted(t *testing.T) {
 	a, b := newReplicas(t)
 	d := desk(t, a)
@@ -155,7 +155,8 @@ func TestKeyIsStoredEncrypted(t *testing.T) {
 	}
 }
 
-// A deleted row stays in free pages of a file. With the old key, which may have leaked, it must not give the new one.
+// A deleted row stays in free pages of a file. Together with the old key, which may have leaked, it must not reveal
+// the new key.
 func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
 	a, thief := newReplicas(t)
 	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
@@ -178,7 +179,8 @@ func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
 	}
 }
 
-// Catches a replica that follows the end of a rotation while the next one is prepared, and deletes what that needs.
+// Catches a replica that follows the end of a rotation while the next one is prepared, and deletes the file that
+// the next one needs.
 func TestFollowKeepsSecretOfNextRotation(t *testing.T) {
 	a, _ := newReplicas(t)
 	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
@@ -204,7 +206,7 @@ func TestFollowKeepsSecretOfNextRotation(t *testing.T) {
 	}
 }
 
-// A data folder that was restored without the file can go back, as the error says.
+// If a data folder was restored without the file, the rotation can go back, as the error says.
 func TestRotationThatLostItsSecretGoesBack(t *testing.T) {
 	a, _ := newReplicas(t)
 	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
@@ -233,7 +235,7 @@ func TestRotationThatLostItsSecretGoesBack(t *testing.T) {
 func TestFollowChangesFilesForStage(t *testing.T) {
 	ctx := t.Context()
 	a, b := newReplicas(t)
-	for _, name := range []string{".before-backup", ".before-0123456789ABCDEF", ".before-0123456789abcdef.old"} { // of the operator
+	for _, name := range []string{".before-backup", ".before-0123456789ABCDEF", ".before-0123456789abcdef.old"} { // files of the operator
 		must.OK(t, os.WriteFile(a.Cert+name, nil, 0o600))
 	}
 	before := []map[string]string{a.files(t), b.files(t)}
@@ -291,7 +293,8 @@ func TestFollowChangesFilesForStage(t *testing.T) {
 	}
 }
 
-// Replicas on one host may share their files. Catches a copy that one of them makes of what the other one has changed.
+// Replicas on one host may share their files. Catches a copy that one replica makes after the other replica has
+// changed the files.
 func TestReplicasMayShareFiles(t *testing.T) {
 	a, b := newReplicas(t)
 	b.Files = a.Files
@@ -309,7 +312,7 @@ func TestReplicasMayShareFiles(t *testing.T) {
 	}
 }
 
-// Catches a replica that was off and cannot go on: in each stage, and if it was off to the end.
+// Catches a replica that was off and cannot continue, in each stage and after the end.
 func TestReplicaThatWasOffFollows(t *testing.T) {
 	ctx := t.Context()
 	for _, last := range []rotation.Stage{rotation.Trust, rotation.Switch, rotation.Finish} {
@@ -323,7 +326,7 @@ func TestReplicaThatWasOffFollows(t *testing.T) {
 				break
 			}
 		}
-		for _, p := range []replica{b, a} { // whatever the first one did
+		for _, p := range []replica{b, a} { // regardless of what the first replica did
 			_, err := p.followed(t)
 			must.OK(t, err)
 		}
@@ -343,13 +346,13 @@ func TestReplicaThatWasOffFollows(t *testing.T) {
 	if changed, err := b.followed(t); !errors.Is(err, rowstate.ErrLeftBehind) || changed || !reflect.DeepEqual(b.files(t), before) {
 		t.Errorf("after the end: got %t, %v, want %v", changed, err, rowstate.ErrLeftBehind)
 	}
-	// The operator gives it the files of the other one, or any other CA.
+	// The operator copies the files of the other replica to it, or any other CA.
 	b.Files = write(t, a.load(t), 1)
 	must.Value(b.followed(t))(t)
 	b.Files = write(t, must.Value(signer.GenerateCA("other", time.Now(), 24*time.Hour))(t), 1)
 	must.Value(b.followed(t))(t)
 
-	// With the old CA, it does not follow the next rotation.
+	// With the old CA, the replica does not follow the next rotation.
 	b.Files = write(t, old, 1)
 	prepare(t, d, a)
 	if changed, err := b.followed(t); !errors.Is(err, rowstate.ErrLeftBehind) || changed {
@@ -357,8 +360,8 @@ func TestReplicaThatWasOffFollows(t *testing.T) {
 	}
 }
 
-// The files are those of the end, and the store is restored to an earlier stage. The remaining steps end the rotation again.
-// An abort says what is missing: the old CA is in no file any more.
+// The files match the end of the rotation, and the store is restored to an earlier stage. The remaining steps end the
+// rotation again. The error of an abort says what is missing: no file contains the old CA any more.
 func TestStoreThatIsOlderThanFilesEndsAgain(t *testing.T) {
 	stages := []rotation.Stage{rotation.Trust, rotation.Switch, rotation.Finish, rotation.Finish}
 	for i, restored := range []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish} {
@@ -395,7 +398,7 @@ func TestStoreThatIsOlderThanFilesEndsAgain(t *testing.T) {
 	}
 }
 
-// The old key must not outlive the rotation in a file that a killed kubejoin did not complete.
+// The old key must not remain after the rotation in an incomplete file of a killed kubejoin.
 func TestEndRemovesKeysOfKilledWrites(t *testing.T) {
 	a, _ := newReplicas(t)
 	d := desk(t, a)
@@ -427,7 +430,7 @@ func TestFollowBelievesOnlyHoldersOfTheOldKey(t *testing.T) {
 		must.OK(t, err)
 		change(&r)
 		r.Stage = rotation.Trust
-		must.Value(a.followed(t))(t) // it has its copies
+		must.Value(a.followed(t))(t) // the replica now has its copies
 		must.OK(t, a.Put(t.Context(), r, version))
 		before := must.Value(os.ReadFile(a.Cert))(t)
 		changed, err := a.followed(t)
@@ -437,7 +440,7 @@ func TestFollowBelievesOnlyHoldersOfTheOldKey(t *testing.T) {
 	}
 }
 
-// Catches a rotation that overwrites or drops what an operator did by hand, in any stage.
+// Catches a rotation that overwrites manual changes of an operator, in any stage.
 func TestFollowRefusesEditedFiles(t *testing.T) {
 	ctx := t.Context()
 	other := rotationtest.PEM(must.Value(signer.GenerateCA("other", time.Now(), 24*time.Hour))(t).Certificate())
@@ -460,7 +463,7 @@ func TestFollowRefusesEditedFiles(t *testing.T) {
 				t.Errorf("%s: got %t, %v, want %v and the edited file", last, changed, err, rowstate.ErrEdited)
 			}
 		}
-		// The operator copies the file as it was before, and kubejoin goes on from there.
+		// The operator restores the file from before, and kubejoin continues from there.
 		kept := must.Value(os.ReadFile(p.Cert + ".before-" + p.state(t).ID))(t)
 		must.OK(t, os.WriteFile(p.Cert, kept, 0o600))
 		if changed, err := p.followed(t); err != nil || changed != (i > 0) {
@@ -491,7 +494,7 @@ func TestFollowRefusesCAThatPrepareDidNotSee(t *testing.T) {
 
 var errKilled = errors.New("killed")
 
-// Catches a kubejoin that was killed between two writes of files and cannot go on, or meanwhile has a key without its
+// Catches a kubejoin that was killed between two writes of files and cannot continue, or whose key then has no
 // certificate.
 func TestFollowResumesAfterEveryWrite(t *testing.T) {
 	ctx := t.Context()
@@ -553,7 +556,7 @@ func TestWritableNamesTheFile(t *testing.T) {
 	}
 }
 
-// Catches a replica that is behind and not named, and one that a rotation forgets too early.
+// Catches a replica that is behind and not named, and a replica that a rotation ignores too early.
 func TestReplicasHoldUpSteps(t *testing.T) {
 	a, _ := newReplicas(t)
 	now := time.Now().UTC()
