@@ -415,7 +415,7 @@ func TestMalformedCredentialsCountAsFailures(t *testing.T) {
 }
 
 // A custom Authenticate may read credentials from any header. Catches guesses in such a header that avoid the
-// failure limit because the client also sends valid credentials, in another header or now and then in the same one.
+// failure limit because the client also sends a valid credential sometimes, or in another header.
 func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 	t.Parallel()
 	for what, beside := range map[string]func(testing.TB, *site) []http.Header{

@@ -26,9 +26,9 @@ import (
 )
 
 // returning authenticates a machine without a valid certificate by the key that its TLS handshake has proven. This is
-// the key of an expired certificate of its node, or a key that is bound to the node and presented in a self-signed
-// certificate. From a self-signed certificate, returning reads only the name, to find the claim. The user may only
-// request the client certificate of this node.
+// the key of an expired certificate of its node, or a key that is bound to the node, in a self-signed certificate.
+// From a self-signed certificate, returning reads only the name, to find the claim. The user may only request the
+// client certificate of this node.
 //
 // It reads no state except the cache of claims. It returns the errors of an [auth.Authenticate].
 func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error) {

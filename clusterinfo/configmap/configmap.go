@@ -84,8 +84,7 @@ func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 }
 
 // WaitSigned returns the kubeconfig of the live cluster-info as soon as it has a valid signature by the token,
-// regardless of the program that signed it. If ctx ends first, the error wraps the error of ctx and says what
-// was found instead.
+// from any program. If ctx ends first, the error wraps the error of ctx and says what was found instead.
 func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if !t.HasSecret() {
 		return nil, fmt.Errorf("waiting for a signature by token %s: its secret is not known", t)

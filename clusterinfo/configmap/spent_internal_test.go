@@ -24,8 +24,8 @@ func (h *held) HeldBy(context.Context, string, tokens.Read) ([]tokens.Claim, err
 
 func (h *held) Ended(tokens.Record, tokens.Claim) bool { return false }
 
-// The signer must remove the signature of a spent token once, must not sign again if a search fails, and must sign at
-// once if the token has changed.
+// The signer must remove the signature of a spent token once. It must not sign again if a search fails, and must sign
+// at once if the token has changed.
 func TestRetires(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	claims := &held{}

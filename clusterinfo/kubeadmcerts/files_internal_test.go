@@ -187,8 +187,8 @@ func TestKeyFromFutureIsNotShared(t *testing.T) {
 	}
 }
 
-// FuzzSecret shows that nothing in the Secret stops an upload or a download, and that a Secret that another program
-// wrote is never treated as an upload of these files.
+// FuzzSecret shows that no content of the Secret stops an upload or a download. A Secret from another program must
+// never be treated as an upload of these files.
 func FuzzSecret(f *testing.F) {
 	files := Files{"ca.crt": []byte("certificate"), "ca.key": nil, "sa.key": []byte("private")}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

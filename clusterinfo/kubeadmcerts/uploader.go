@@ -50,9 +50,10 @@ type Uploader struct {
 }
 
 // Upload writes the files to the Secret and returns the key that decrypts them. If the Secret already has an upload of
-// the same files by an Uploader, that key stays valid and is returned again, for at most [joinformat.KeyTTL] after it
-// was made. In both cases the Secret gets a new owner token, which deletes the Secret after [joinformat.UploadTTL] or
-// when the key expires. The error is a [joinformat.KeyEndsError] if the key is about to expire.
+// the same files by an Uploader, Upload returns its key, which stays valid. A key is returned for at most
+// [joinformat.KeyTTL] after it was made. In both cases the Secret gets a new owner token, which deletes the Secret
+// after [joinformat.UploadTTL] or when the key expires. The error is a [joinformat.KeyEndsError] if the key is about
+// to expire.
 func (u *Uploader) Upload(ctx context.Context) (joinformat.Upload, error) {
 	files, err := u.files(ctx)
 	if err != nil {

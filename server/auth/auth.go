@@ -30,7 +30,7 @@ var ErrNoCredentials = errors.New("no credentials")
 var ErrBadCredentials = errors.New("credentials not accepted")
 
 // Authenticate returns the sender of a request. Its errors never contain a credential. The server does not call it
-// for a client that has sent too many bad credentials, except with a credential that was accepted from this
+// for a client that has sent too many bad credentials. The exception is a credential that was accepted from this
 // address before. The server recognizes such a credential only in an Authorization header or a client certificate.
 type Authenticate func(*http.Request) (User, error)
 
@@ -77,8 +77,8 @@ func Hint(err error, text string) error { return &tokens.Refusal{Message: text, 
 const MaxBearer = 8 << 10
 
 // Bearer returns the bearer token of a request. The error wraps [ErrNoCredentials] if there is no Authorization
-// header, and [ErrBadCredentials] if there are several, or if the header has another scheme, no token, or a
-// token longer than [MaxBearer].
+// header. It wraps [ErrBadCredentials] if there are several, or if the header has another scheme, no token, or
+// a token longer than [MaxBearer].
 func Bearer(r *http.Request) (string, error) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) == 0 {

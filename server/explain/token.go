@@ -87,7 +87,7 @@ func (v *view) usable() (bound, general []api.TokenEvidence) {
 	return bound, general
 }
 
-// diagnose checks the token and the node name of a request that is not decided or not signed yet, and returns why
+// diagnose checks the token and the node name of a request that is not decided or signed yet. It returns why
 // kubejoin will refuse the request. The state is empty if it finds no reason.
 func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 	id := tokens.IDOfUser(r.User)

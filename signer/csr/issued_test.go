@@ -12,8 +12,8 @@ import (
 )
 
 // A replica has made a certificate before its requester is revoked, and writes it afterwards. Catches an API server
-// that still accepts the certificate, a request that was changed or deleted meanwhile, the withdrawal of another
-// requester's request, and a missing permission of kubejoin.
+// that still accepts the certificate, and an error for a request that was changed or deleted meanwhile. Also
+// catches the withdrawal of another requester's request, and a missing permission of kubejoin.
 func TestWithdrawnRequestGetsNoCertificate(t *testing.T) {
 	w := newWorld(t)
 	requests := w.admin.CertificatesV1().CertificateSigningRequests()

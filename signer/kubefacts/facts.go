@@ -42,9 +42,9 @@ type Facts struct {
 }
 
 // Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it
-// first asks whether the groups are allowed, without the user name, so that all tokens with these groups share one
-// review. RBAC allows a user everything that it allows the user's group. But such a review misses an authorization
-// webhook that denies a token by its user name.
+// first asks for the groups without the user name. So all tokens with these groups share one review. RBAC allows a
+// user everything that it allows the user's group. But such a review misses an authorization webhook that denies a
+// token by its user name.
 func (f *Facts) Allowed(ctx context.Context, r approval.Request, p approval.Permission) (bool, error) {
 	if strings.HasPrefix(r.User, tokens.BootstrapUserPrefix) && len(r.Groups) > 0 {
 		if allowed, err := f.review(ctx, approval.Request{Groups: r.Groups}, p); allowed || err != nil {

@@ -14,7 +14,7 @@ import (
 
 // A rack of machines that joins causes one lookup for each Node name, and none of these Nodes exists. Each
 // lookup is a request that kube-apiserver passes on to etcd. While more than fewLookups lookups are open,
-// lookups that begin within gather share a list, if the cluster has at most nodesPerLookup Nodes for each of
+// lookups that begin within gather share a list. The cluster must have at most nodesPerLookup Nodes for each of
 // these lookups.
 //
 // The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes up to

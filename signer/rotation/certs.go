@@ -111,8 +111,8 @@ func newID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// checkCross returns an error unless cross certifies the key of the CA fresh, a CA in old has signed it, and it may
-// have certificates below it.
+// checkCross returns an error unless cross certifies the key of the CA fresh and a CA in old has signed it. cross
+// must also allow certificates below it.
 func checkCross(cross *x509.Certificate, old []*x509.Certificate, fresh *x509.Certificate) error {
 	if !bytes.Equal(cross.RawSubjectPublicKeyInfo, fresh.RawSubjectPublicKeyInfo) || !bytes.Equal(cross.RawSubject, fresh.RawSubject) {
 		return errors.New("the cross certificate is not of the subject and the key of the new CA")
@@ -145,9 +145,9 @@ var (
 )
 
 // Unproven returns the certificates of this stage that a host must not trust. trusted are the CAs that the host trusted
-// before the rotation. A writer of the state could add a CA to either side. So the host accepts only a CA that it
-// trusted before, a CA that pinned accepts, and a new CA with a cross certificate from a trusted CA, valid at now. It
-// also accepts CAs that such a new CA has signed.
+// before the rotation. A writer of the state could add a CA to either side. So the host accepts only the CAs that it
+// trusted before and CAs that pinned accepts. It also accepts a new CA with a cross certificate from a trusted CA,
+// valid at now, and CAs that such a new CA has signed.
 func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certificate) bool, now time.Time) []*x509.Certificate {
 	var proven []*x509.Certificate
 	for _, cross := range r.Cross {

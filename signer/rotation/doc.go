@@ -3,7 +3,7 @@
 // The package sends no requests and changes no files.
 //
 // A rotation goes through four stages: [Prepare], [Trust], [Switch] and [Finish]. Abort goes back through the same
-// stages, one at a time, so that no client ever sees a certificate from a CA that it does not trust:
+// stages, one at a time. So no client ever sees a certificate from a CA that it does not trust:
 //
 //	stage    trusted      signs
 //	prepare  old          old

@@ -12,7 +12,7 @@ import (
 )
 
 // A world is a model of a cluster during a rotation. Hosts and replicas of kubejoin apply a stage late and in any
-// order, are off for a while, and are killed in the middle of a change.
+// order, are off for a while, and are killed during changes.
 type world struct {
 	*testing.T
 	rand    *rand.Rand

@@ -240,11 +240,11 @@ const (
 	KindToken       Kind = "token"        // a token whose join command pins only one of the CAs
 	KindServer      Kind = "kubejoin"     // a replica of kubejoin
 	KindSigner      Kind = "other-signer" // another signer of the cluster that would break
-	KindState       Kind = "state"        // the copy of the rotation that hosts read
+	KindState       Kind = "state"        // the copy that hosts read
 )
 
-// Trusted says which of the two CAs of a rotation a thing trusts, and whether it trusts a CA that an earlier rotation
-// took out of use.
+// Trusted says which of the two CAs of a rotation a thing trusts, and whether it trusts a CA from an earlier
+// rotation.
 type Trusted struct {
 	Old      bool `json:"old"`
 	New      bool `json:"new"`

@@ -23,8 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// Catches a rotation whose old CAs are not the CAs that the cluster trusts now, and an old key that is not from the
-// given folder.
+// Catches a rotation whose old CAs are not those that the cluster trusts, and an old key from another folder.
 func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	pki := t.TempDir()
 	must.OK(t, os.Mkdir(filepath.Join(pki, "etcd"), 0o700))

@@ -397,8 +397,8 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// views is how long after an entry was stored a replica may still use an older view, or send a certificate that it has
-// checked against an older view. The last check before a response takes at most a second. Half of that is added.
+// views is how long after an entry was stored a replica may still send a certificate that it has checked against an
+// older view. The last check before a response takes at most a second. Half of that is added.
 const views = tokens.MaxAge + time.Second/2
 
 // settle waits until all replicas see these entries. Then it withdraws the requests of the barred requesters, and

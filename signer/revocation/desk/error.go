@@ -23,7 +23,7 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable, but may not have
+// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable. It may not have
 // revoked all certificates that were issued meanwhile. To complete the revocation, revoke again. This also revokes
 // certificates of the last hour that were requested with a revoked certificate.
 type Incomplete struct {
