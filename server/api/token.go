@@ -156,7 +156,7 @@ type CreateToken struct {
 
 // RenewToken changes the expiration of a token.
 type RenewToken struct {
-	// TTL starts now; see TokenSpec.
+	// TTL is the new lifetime, from now on; see TokenSpec.
 	TTL     string `json:"ttl,omitempty"`
 	Expires string `json:"expires,omitempty"`
 	// Shorten allows a new expiration that is earlier than the old one.

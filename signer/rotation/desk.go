@@ -123,8 +123,8 @@ type Desk struct {
 	// ExpireTokens expires the tokens with these IDs. It is idempotent. If it is nil, Options.ExpireTokens is an error.
 	ExpireTokens func(ctx context.Context, ids []string) error
 	// DropMerged deletes objects to which API servers add CAs but from which they remove none. The API servers create
-	// these objects again. Desk calls it if only observations of KindMerged block a step. Nil means that there are no
-	// such objects.
+	// these objects again. Desk calls it after all API servers have dropped a CA: then only observations of
+	// KindMerged block a step. Nil means that there are no such objects.
 	DropMerged func(ctx context.Context, ca CA) error
 	// Trusted returns the certificates of a CA that are trusted now.
 	Trusted func(ctx context.Context, ca CA) ([]*x509.Certificate, error)

@@ -173,7 +173,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
-		case r.Node != "" && ctx.Err() == nil: // certificates under other names: the entry itself bars certificates of the node
+		case r.Node != "" && ctx.Err() == nil: // the node is revoked: only its certificates of other names may be missed
 			result.Warnings, err = append(result.Warnings, notLooked), nil
 		default:
 			err = &Incomplete{Err: refusal(err)}
@@ -397,8 +397,8 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// views is how long after an entry was stored a replica may still send a certificate that it has checked against an
-// older view. The last check before a response takes at most a second. Half of that is added.
+// views is how long after an entry was stored a replica may still deliver a certificate that it has checked against
+// an older view. A view, and the last check, is at most a second old. Half a second is for the response.
 const views = tokens.MaxAge + time.Second/2
 
 // settle waits until all replicas see these entries. Then it withdraws the requests of the barred requesters, and
@@ -408,7 +408,7 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 		if err := cmp.Or(loop.Sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
 			return err
 		}
-		stored, err := d.List(ctx) // re-read: they may now allow certificates of a machine that has joined again
+		stored, err := d.List(ctx) // re-read: the entries may now allow certificates of a machine that has joined again
 		if err != nil {
 			return err
 		}
@@ -422,7 +422,7 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 			return err
 		}
 		var late []revocation.Entry
-		for all := entries; ; { // and certificates that were requested with these certificates
+		for all := entries; ; { // also find certificates that were requested with those found
 			next := slices.DeleteFunc(notBarred(issued, all), func(c revocation.Certificate) bool { return result.before[c.Fingerprint] })
 			if len(next) == 0 {
 				break

@@ -263,7 +263,7 @@ func TestRevokeWithdrawsApprovedRequests(t *testing.T) {
 func TestChainOfRenewalsIsRevokedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		const links = 300 // so many certificates can one replica issue in an hour
+		const links = 300 // one replica can issue this many certificates in an hour
 		began := time.Now()
 		s.Requested = func(context.Context) (all []revocation.Certificate, err error) {
 			for i := range links {
