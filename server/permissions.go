@@ -122,9 +122,9 @@ type extraPermission struct {
 	hint   string // explains how to do without the permission; empty if its name says enough
 }
 
-// extraPermissions returns the extra permissions that a new token needs. It needs none if it expires and has a limit on
-// nodes, both within the Limits, only the default group and no role, and replaces no Node. Its Nodes must get no labels and
-// taints. lifetime is the field of the request that says when it expires.
+// extraPermissions returns the extra permissions that a new token needs. A token needs none if its expiration and node
+// limit are within the Limits, and it has only the default group, no role and no Node to replace. Its Nodes must get
+// no labels and taints. lifetime is the field of the request that says when it expires.
 func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {

@@ -25,7 +25,7 @@ var turnText string
 //go:embed taint.sh
 var taintText string
 
-// The script has no comments but those of its head.
+// The written script has no comments except in its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests cluster-info from

@@ -506,7 +506,7 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	}
 	t.Run("shellcheck", func(t *testing.T) {
 		need.Programs(t, "shellcheck")
-		// SC2034: a script has no part that would read some of the variables, depending on the join.
+		// Exclude SC2034: depending on the join, a script does not use all variables.
 		j := joinOf(t, s, ca)
 		j.JoiningTaint = true
 		m := newMachine(t, j)

@@ -115,7 +115,7 @@ func (m *Minter) unsignedJoin(ctx context.Context, record tokens.Record) joinfor
 	return join
 }
 
-// join returns how to join with a token, by a kubeconfig.
+// join returns how to join with a token and a kubeconfig.
 func (m *Minter) join(kubeconfig []byte, record tokens.Record) (joinformat.Join, error) {
 	known, err := m.read(kubeconfig)
 	if err != nil {

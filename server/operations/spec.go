@@ -38,14 +38,15 @@ type Readers struct {
 	NodeProperties func(ctx context.Context, field string) error
 }
 
-// A Permit authorizes a record that a request describes, and may change it. It sees only the name of a Node to replace.
+// A Permit authorizes a record that a request describes, and may change it. Of a Node to replace, it sees only the
+// name.
 type Permit func(record *tokens.Record, now time.Time) error
 
 // Everything is a Permit that permits each record.
 func Everything(*tokens.Record, time.Time) error { return nil }
 
-// Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
-// default, but at most api.MaxWait. The rest is that of Record.
+// Creation converts a request to the request to a Minter. usual is the default wait for the signature, which is
+// limited to api.MaxWait. Record describes the other parameters and the errors.
 func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, read Readers) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
 	var errs []error
