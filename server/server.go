@@ -144,8 +144,8 @@ type Cluster struct {
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
 	// Owners allows tokens to have an owner. Set it if Tokens keeps tokens in Secrets.
 	Owners bool
-	// NodeProperties returns why Nodes do not get what their token says, as an error about a field of the request. With nil,
-	// tokens have no properties of Nodes.
+	// NodeProperties returns why Nodes do not get the properties of their token, as an error about a field of the
+	// request. With nil, tokens have no properties of Nodes.
 	NodeProperties func(ctx context.Context, field string) error
 	// Turns makes control planes join one after the other. With nil, the path returns 404.
 	Turns Turns

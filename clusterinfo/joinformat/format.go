@@ -18,7 +18,7 @@ type Format struct {
 	// of YAML.
 	ContentType string
 	Write       func(Join) ([]byte, error)
-	taint       bool // has Join.JoiningTaint
+	taint       bool // whether the format can contain Join.JoiningTaint
 }
 
 var formats = []Format{
@@ -68,7 +68,7 @@ func (j Join) Write(format string) ([]byte, error) {
 	return f.Write(j)
 }
 
-// CheckTaint returns an error if the format has no place for [Join.JoiningTaint].
+// CheckTaint returns an error if the format cannot contain [Join.JoiningTaint].
 func (f Format) CheckTaint() error {
 	if f.taint {
 		return nil

@@ -32,7 +32,7 @@ type Join struct {
 	// expired. [Join.Script] then also installs the files that rejoining needs. Other formats ignore it.
 	RejoinURL string
 	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
-	// [Format.CheckTaint] have it.
+	// [Format.CheckTaint] contain it.
 	JoiningTaint bool
 	// Expires is when the token expires; zero: never. Warnings are messages for the person who gets the join
 	// command. Only [Join.JSON] writes them.
@@ -64,7 +64,7 @@ type object = map[string]any
 // machine, but for JoiningTaint in nodeRegistration; they can be added.
 func (j Join) Configuration() ([]byte, error) { return j.configuration(j.JoiningTaint) }
 
-// configuration returns the Configuration, with the JoiningTaint or without.
+// configuration returns the Configuration, with or without the JoiningTaint.
 func (j Join) configuration(tainted bool) ([]byte, error) {
 	if _, err := j.Line(); err != nil { // checks the same fields
 		return nil, fmt.Errorf("join configuration: %w", err)
@@ -76,7 +76,7 @@ func (j Join) configuration(tainted bool) ([]byte, error) {
 			"token": j.Token.Reveal(), // also kubeadm's tlsBootstrapToken
 		}},
 	}
-	if j.JoiningTaint && !j.CertificateKey.IsZero() { // kubeadm would leave out its own taint
+	if j.JoiningTaint && !j.CertificateKey.IsZero() { // kubeadm would omit its own taint
 		return nil, fmt.Errorf("join configuration: taint %s: a control plane registers without it", tokens.JoiningTaint)
 	}
 	if tainted {

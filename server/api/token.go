@@ -49,15 +49,15 @@ type Token struct {
 	// Owner is the object whose deletion deletes the token, as TokenSpec.Owner.
 	Owner string `json:"owner,omitempty"`
 
-	// The limits that hold for the token; zero means unlimited. See tokens.Limits.
+	// The limits that apply to the token; zero means unlimited. See tokens.Limits.
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"`
 	Role                string   `json:"role,omitempty"`
 	Rejoin              string   `json:"rejoin,omitempty"`
 	ReplacesNode        *Node    `json:"replacesNode,omitempty"`
-	// LimitedBy has, for the limits that are stricter than those of the token itself, the rule of --token-limits. If it has
-	// NodeNames, a name must also match those of each rule that it lists, separated by commas.
+	// LimitedBy names the rule of --token-limits for each limit that is stricter than the token's own limit. For
+	// NodeNames, it lists rules, separated by commas: a name must also match the names of each of these rules.
 	LimitedBy map[string]string `json:"limitedBy,omitempty"`
 	// NodeLabels, NodeTaints and NodeReadyAfter are as in TokenSpec.
 	NodeLabels     []string `json:"nodeLabels,omitempty"`
@@ -133,8 +133,9 @@ type TokenSpec struct {
 	// ReplaceNode is the name of an existing Node object. The token may be used to replace that node.
 	ReplaceNode string `json:"replaceNode,omitempty"`
 
-	// NodeLabels and NodeTaints are what kubejoin adds to the Nodes of the token: KEY=VALUE, and KEY=VALUE:EFFECT or
-	// KEY:EFFECT. NodeReadyAfter is that of tokens.NodeProperties.
+	// NodeLabels and NodeTaints are the labels and taints that kubejoin adds to the Nodes of the token: KEY=VALUE,
+	// and KEY=VALUE:EFFECT or KEY:EFFECT. NodeReadyAfter has the meaning of the same field of
+	// tokens.NodeProperties.
 	NodeLabels     []string `json:"nodeLabels,omitzero"`
 	NodeTaints     []string `json:"nodeTaints,omitzero"`
 	NodeReadyAfter string   `json:"nodeReadyAfter,omitempty"`

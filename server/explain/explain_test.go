@@ -233,7 +233,7 @@ func TestExplain(t *testing.T) {
 			sentence: "its certificate request was created 40 s ago and is not approved: its token abcdef is limited to other names (a, b, c and 1 more); create another token with: " + another,
 			next:     []string{another},
 		},
-		"wrong name for a rule": { // which may limit another token as well
+		"wrong name for a rule": { // the rule may also limit another token
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{token(t, "abcdef", byRule(tokens.Limits{NodeNames: []string{"auto-*"}}))}, ClusterInfo: signed},
 			state: explain.NodeNameNotAllowed, since: before(40 * time.Second),
 			sentence: "its certificate request was created 40 s ago and is not approved: rule scaler of --token-limits limits its token abcdef to other names (auto-*)",

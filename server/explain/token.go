@@ -157,7 +157,7 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 		_, rule := t.Limits.NamesInstead(v.Node)
 		return rule != "" && v.e.Evidence.Token != nil && v.e.Evidence.Token.ID == t.Token.ID()
 	}) {
-		return "", "" // the rule may limit another token as well
+		return "", "" // the rule may also limit another token
 	}
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:

@@ -16,7 +16,8 @@ import (
 // A NodeReader reads the Node of a name live. The error wraps [tokens.ErrNotFound] if there is no such Node.
 type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
 
-// An OwnerReader returns the owner of a token with its UID, which a request may lack. Its errors are an api.InvalidFields.
+// An OwnerReader returns the owner of a token with its UID, which the request may omit. Its error is an
+// api.InvalidFields.
 type OwnerReader func(ctx context.Context, o tokens.Owner) (tokens.Owner, error)
 
 // GivenOwner is the OwnerReader that reads nothing: the request must have the UID.
@@ -27,14 +28,14 @@ func GivenOwner(_ context.Context, o tokens.Owner) (tokens.Owner, error) {
 	return o, nil
 }
 
-// Readers read what the creation of a token needs from a cluster.
+// Readers read the data of a cluster that the creation of a token needs.
 type Readers struct {
 	// Node reads a Node that a token replaces; nil without a cluster.
 	Node NodeReader
-	// Owner completes the owner of a token; nil if the store keeps none.
+	// Owner completes the owner of a token; nil if the store keeps no owners.
 	Owner OwnerReader
-	// NodeProperties returns why Nodes do not get what their token says, as an error about a field of the request; nil without
-	// a cluster.
+	// NodeProperties returns why Nodes do not get the properties of their token, as an error about a field of the
+	// request; nil without a cluster.
 	NodeProperties func(ctx context.Context, field string) error
 }
 
@@ -74,8 +75,8 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 	return r, err
 }
 
-// Record returns the record that a spec describes, once it is valid and permitted. Only then it reads. For invalid fields, the error
-// is an api.InvalidFields. Errors of permit are unwrapped.
+// Record returns the record that a spec describes, once it is valid and permitted. Only then does it read from the
+// cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit are unwrapped.
 func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, read Readers) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var errs []error
@@ -140,7 +141,7 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	return record, err
 }
 
-// properties returns what the Nodes of a token get.
+// properties returns the labels, taints and readiness that the Nodes of a token get.
 func properties(spec api.TokenSpec, read Readers) (tokens.NodeProperties, error) {
 	p := tokens.NodeProperties{Labels: tokens.JoinProperties(spec.NodeLabels), Taints: tokens.JoinProperties(spec.NodeTaints), ReadyAfter: spec.NodeReadyAfter}
 	if p != (tokens.NodeProperties{}) && read.NodeProperties == nil {
@@ -154,7 +155,7 @@ func NodesNotPatched(field string) error {
 	return api.InvalidField(field, "kubejoin may not patch Nodes; apply deploy/node-properties.yaml, or set nodeProperties: true in the values of the Helm chart, and retry in 2 minutes")
 }
 
-// fieldOf returns the first field of a request that p is from.
+// fieldOf returns the first field of a request that sets p.
 func fieldOf(p tokens.NodeProperties) string {
 	switch {
 	case p.Labels != "":

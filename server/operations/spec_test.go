@@ -182,7 +182,7 @@ func TestUnreadableNodeIsNoInvalidField(t *testing.T) {
 	}
 }
 
-// A token that asks for what its kubejoin lacks would never get it.
+// A Node would never get properties that its kubejoin does not support, so the request must fail.
 func TestRefusesWhatKubejoinLacks(t *testing.T) {
 	for field, test := range map[string]struct {
 		spec api.TokenSpec

@@ -112,7 +112,7 @@ func TestTokenHasClaimedNodes(t *testing.T) {
 	}
 }
 
-// A response shows the limits that hold, and the rule that sets each.
+// A response shows the limits that apply, and the rule that sets each limit.
 func TestTokenHasLimitsOfRules(t *testing.T) {
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits = tokens.Limits{MaxNodes: 5, Role: tokens.RoleControlPlane, Rules: []tokens.Rule{

@@ -118,8 +118,8 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }
 
-// owner reads the UID of an owner that lacks it. It refuses a namespaced object: Kubernetes deletes a dependent in another
-// namespace than its owner.
+// owner reads the UID of an owner without a UID. It refuses a namespaced object: Kubernetes deletes a dependent in
+// another namespace than its owner.
 func (c *Cluster) owner(ctx context.Context, o tokens.Owner) (tokens.Owner, error) {
 	if o.UID != "" {
 		return o, nil

@@ -17,7 +17,8 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// What a leader has not said is no right: its Nodes would wait without end, or lack the labels of their token.
+// If the leader's Lease does not say that it may patch Nodes, requests must fail: the Nodes would wait forever,
+// or lack the labels of their token.
 func TestLeaderSaysWhetherItPatchesNodes(t *testing.T) {
 	lease := func(annotations map[string]string) runtime.Object {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "lead", Annotations: annotations}}
@@ -26,7 +27,7 @@ func TestLeaderSaysWhetherItPatchesNodes(t *testing.T) {
 	for name, test := range map[string]struct {
 		lease   []runtime.Object
 		err     error
-		want    string // of the error
+		want    string // part of the error
 		invalid bool
 	}{
 		"it may":     {lease: []runtime.Object{lease(map[string]string{leader.NodePropertiesAnnotation: "true"})}},
