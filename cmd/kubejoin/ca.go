@@ -169,7 +169,7 @@ func stageMeaning(r api.CARotation) string {
 		string(rotation.Prepare): "the new CA exists, and nothing trusts it",
 		string(rotation.Trust):   "both CAs are trusted, and the old one signs",
 		string(rotation.Switch):  "both CAs are trusted, and the new one signs",
-		string(rotation.Finish):  "the new CA alone is trusted",
+		string(rotation.Finish):  "only the new CA is trusted",
 	}[r.Stage]
 }
 

@@ -61,7 +61,7 @@ func behindText(r api.CARotation) (text string) {
 		text += fmt.Sprintf("\nnothing is behind, of %d observations\n", seen)
 	}
 	if len(hidden) > 0 {
-		text += "\nnot seen from here, which holds up nothing:\n" + tableText(hiddenRows(hidden))
+		text += "\nnot visible from here; these do not block the next step:\n" + tableText(hiddenRows(hidden))
 	}
 	return text
 }

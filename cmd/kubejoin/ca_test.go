@@ -71,7 +71,7 @@ func TestCARotationThereAndBack(t *testing.T) {
 	for _, test := range []struct{ step, says, next string }{
 		{"trust", "stage trust: both CAs are trusted, and the old one signs", "switch"},
 		{"switch", "stage switch: both CAs are trusted, and the new one signs", "finish"},
-		{"finish", "stage finish: the new CA alone is trusted", "finish"},
+		{"finish", "stage finish: only the new CA is trusted", "finish"},
 		{"abort", "stage switch: both CAs are trusted, and the new one signs", "abort"},
 		{"abort", "stage trust: both CAs are trusted, and the old one signs", "abort"},
 		{"abort", "stage prepare: the new CA exists, and nothing trusts it", "abort"},
@@ -273,7 +273,7 @@ func TestCAOfCluster(t *testing.T) {
 			t.Errorf("%s has the key in clear", name)
 		}
 	}
-	kube.run("ca", "status", "-o", "wide").ok().has("merged ", "cluster-info ", "old ", "not seen from here, which holds up nothing:\nKIND ", "kubejoin ca status --url URL\n", "their addresses are not known here")
+	kube.run("ca", "status", "-o", "wide").ok().has("merged ", "cluster-info ", "old ", "not visible from here; these do not block the next step:\nKIND ", "kubejoin ca status --url URL\n", "their addresses are not known here")
 	var shown api.CARotation
 	must.OK(t, json.Unmarshal([]byte(kube.run("ca", "status", "-o", "json").ok().stdout), &shown))
 	record := slices.IndexFunc(shown.Observations, func(o api.CAObservation) bool { return o.Name == "issuance record" })

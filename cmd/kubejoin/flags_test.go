@@ -173,7 +173,7 @@ func TestListFlagsTakeEachLine(t *testing.T) {
 			t.Errorf("%s --%s with two lines: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
 		}
 		if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "a,b,c,d" {
-			t.Errorf("%s --%s once more: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+			t.Errorf("%s: set --%s a second time: got error %v and value %s, want a,b,c,d", c.CommandPath(), f.Name, err, f.Value)
 		}
 		if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "a,b,c,d" {
 			t.Errorf("%s --%s without a value: %v, value %s", c.CommandPath(), f.Name, err, f.Value)

@@ -210,7 +210,7 @@ func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
 	if succeeded {
 		h.succeeded = time.Now()
 	}
-	gauge("kubejoin_host_left", "Number of things on this host that 'kubejoin host apply' left to somebody.", float64(left))
+	gauge("kubejoin_host_left", "Files and processes on this host that 'kubejoin host apply' could not handle and that need an operator.", float64(left))
 	gauge("kubejoin_host_last_success_timestamp_seconds", "Time of the last run that did not fail; 0 if there was none.", float64(max(0, h.succeeded.Unix())))
 	ends := gauges.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubejoin_host_certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
