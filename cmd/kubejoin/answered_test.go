@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// Check responses as in a build with the tag apicheck, since scripts run this program as kubejoin.
+// Scripts run this test binary as kubejoin. So check its responses as in a build with the tag apicheck.
 func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }
 
 // A release build must not contain the check of responses: it costs time and memory.

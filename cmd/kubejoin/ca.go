@@ -33,7 +33,7 @@ the next command changes nothing and exits with 3.
 The second 'kubejoin ca finish' ends the rotation. 'kubejoin ca abort' goes back by one
 stage each time, until the rotation has ended. All steps with their output:
 ` + docsURL + `ca.md`,
-	}, // one a line, in the order of use
+	}, // one per line, in the order of use
 		caStatusCommand(),
 		caPrepareCommand(),
 		caTrustCommand(),
@@ -44,10 +44,11 @@ stage each time, until the rotation has ended. All steps with their output:
 	)
 }
 
-// caLooks is what commands of rotations wait for. The observer takes at most two minutes, and then the state is written.
+// caLooks describes what commands about rotations wait for. The observer takes at most two minutes, and then kubejoin
+// writes the state.
 var caLooks = waiting{"until API servers, kubelets and etcd were looked at", serverWait}
 
-// caOptions select a CA and where it is.
+// caOptions select a CA, and the cluster or server that has it.
 type caOptions struct {
 	remoteOptions
 	output
@@ -60,7 +61,7 @@ func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
 	o.remoteOptions.register(cmd)
 }
 
-// stepCommand returns a command that takes a rotation to another stage.
+// stepCommand returns a command that moves a rotation to another stage.
 func stepCommand(use, short, long, example string) *cobra.Command {
 	var o caOptions
 	var asked api.StepCA
@@ -136,7 +137,7 @@ Afterwards run 'kubejoin ca apply' on each host. If 'kubejoin ca status' still s
 rotation, run 'kubejoin ca abort' again.`, `  kubejoin ca abort`)
 }
 
-// notReady returns what keeps a stage from beginning; nil for other errors.
+// notReady returns the observations that block a stage; nil if err has another cause.
 func notReady(err error) []api.CABehind {
 	var behind *rotation.NotReady
 	var p *api.Problem
@@ -157,7 +158,7 @@ func behindRows(behind []api.CABehind) [][]string {
 	return rows
 }
 
-// stageMeaning says what is true in the stage of a rotation.
+// stageMeaning returns a sentence about the old and the new CA in the stage of a rotation.
 func stageMeaning(r api.CARotation) string {
 	switch {
 	case !r.Ended.IsZero() && r.Aborting:
@@ -198,7 +199,8 @@ func writeStep(w io.Writer, r api.CARotation) error {
 	return table(w, append(rows, []string{"  " + rotation.CA(r.CA).Command("status"), "until nothing is behind"}, []string{"  " + rotation.CA(r.CA).Command(r.Next)}))
 }
 
-// hasHosts reports whether a rotation has to change files of hosts. A standalone kubejoin changes its own files.
+// hasHosts reports whether a rotation changes files on hosts. It is false for a standalone kubejoin, which changes only its
+// own files.
 func hasHosts(r api.CARotation) bool {
 	return slices.ContainsFunc(r.Observations, func(o api.CAObservation) bool {
 		return o.Kind == string(rotation.KindAPIServer) || o.Kind == string(rotation.KindEtcd)

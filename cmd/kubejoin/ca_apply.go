@@ -148,13 +148,13 @@ func (o *caApplyOptions) check(*cobra.Command, []string) error {
 type caApplier struct {
 	*caApplyOptions
 	dir       string
-	published map[rotation.CA]report    // the last of each CA
+	published map[rotation.CA]report    // the last report of each CA
 	reloads   bool                      // the kubelet reads a changed client CA file again
-	starts    map[rotation.CA]time.Time // which were logged
+	starts    map[rotation.CA]time.Time // the start times that were logged
 	requests  map[string]request        // requests of certificates for the kubelet, by stage
 }
 
-// A report is the text that the command stored in the Node, and when.
+// A report is the text that the command stored in the Node, and the time when it did.
 type report struct {
 	text string
 	at   time.Time
@@ -166,8 +166,9 @@ type request struct {
 	wait time.Duration
 }
 
-// watchInterval is about how often --watch reads the stages, and maxRequestInterval how often it requests certificates while
-// kubejoin does not sign with the right CA. After reportInterval it stores a report again: the Node may be a new one.
+// watchInterval is about the time between two reads of the stages with --watch. maxRequestInterval is the longest time
+// between two requests for certificates, while kubejoin does not sign with the right CA. After reportInterval, the command
+// stores a report again, because the Node may have been created again.
 const watchInterval, maxRequestInterval, reportInterval = time.Minute, 30 * time.Minute, 10 * time.Minute
 
 func newCAApplier(o *caApplyOptions, dir string) *caApplier {
@@ -177,12 +178,13 @@ func newCAApplier(o *caApplyOptions, dir string) *caApplier {
 // exitUnfit is the exit code if something of this host does not fit its stage.
 const exitUnfit exitCode = 3
 
-// An unfitError is what of this host does not fit its stage although nothing failed.
+// An unfitError lists the things on this host that do not fit its stage, although nothing failed.
 type unfitError []string
 
 func (e unfitError) Error() string { return strings.Join(e, "\n") }
 
-// run does the work once, or with --watch until the command is stopped. Then it prints an error once.
+// run does the work once, or with --watch again and again until the command is stopped. With --watch, it does not repeat an
+// error in succession.
 func (o *caApplyOptions) run(cmd *cobra.Command, work func(*cobra.Command) error) error {
 	for last := ""; o.watch; {
 		text := ""
@@ -196,7 +198,7 @@ func (o *caApplyOptions) run(cmd *cobra.Command, work func(*cobra.Command) error
 		select {
 		case <-cmd.Context().Done():
 			return nil
-		case <-time.After(watchInterval/2 + rand.N(watchInterval)): // hosts do not ask at the same time
+		case <-time.After(watchInterval/2 + rand.N(watchInterval)): // random, so that hosts do not send requests at the same time
 		}
 	}
 	err := work(cmd)
@@ -222,7 +224,7 @@ func (a *caApplier) client() (kubernetes.Interface, error) {
 	return clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: a.stageKubeconfig()}, "")
 }
 
-// host returns the host without what the cluster adds.
+// host returns the pki.Host that the flags describe. The caller adds what it reads from the cluster.
 func (a *caApplier) host(cmd *cobra.Command) pki.Host {
 	log := func(line string) { cmd.PrintErrln("kubejoin:", sanitize(line)) }
 	return pki.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Also: a.also, Restart: a.restart, Wait: a.wait, DryRun: a.dryRun, Log: log}
@@ -269,7 +271,7 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 			return nil, nil, err
 		}
 		host.KubeletReloads = func(ctx context.Context) bool {
-			if !a.reloads { // otherwise it restarts, which always helps
+			if !a.reloads { // otherwise the kubelet restarts, and then reads all files
 				a.reloads, _ = pki.KubeletReloads(ctx, client, node)
 			}
 			return a.reloads
@@ -278,7 +280,7 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 	}
 	for _, ca := range cas {
 		r := state[ca]
-		r.CA = ca // also without a rotation: a backup that the cluster does not know is an error
+		r.CA = ca // set even without a rotation, because a backup of an unknown rotation is an error
 		if a.waits(host, node, r) {
 			continue
 		}
@@ -299,8 +301,8 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 	return results, unfit, nil
 }
 
-// waits reports whether it is not yet the turn of this host. Control planes do not wait: they sign for the others, and the
-// Lease lets one after the other restart.
+// waits reports whether this host must wait for its turn. Control planes do not wait for turns: they sign for the other
+// hosts, and a Lease already lets only one of them restart at a time.
 func (a *caApplier) waits(host pki.Host, node string, r rotation.Rotation) bool {
 	start := r.Start(node, a.qps)
 	if !a.watch || !time.Now().Before(start) || host.ControlPlane() {
@@ -313,15 +315,15 @@ func (a *caApplier) waits(host pki.Host, node string, r rotation.Rotation) bool 
 	return true
 }
 
-// sign returns how the kubelet's certificates are requested; nil if the last request in this stage was a short time ago. All
-// workers may have to request again, so for them the time is no shorter than their wave.
+// sign returns the function that requests the kubelet's certificates. It returns nil if the last request in this stage was
+// too recent. A worker waits at least one wave between requests, because all workers may have to request again.
 func (a *caApplier) sign(kubelet kubernetes.Interface, r rotation.Rotation, controlPlane bool) credentials.SignFunc {
 	stage := r.ID + r.Since.String()
 	last := a.requests[stage]
 	if time.Since(last.at) < last.wait {
 		return nil
 	}
-	sign := credentials.SignByCSRObject(kubelet, func(string) {}) // kubejoin approves it like the kubelet's own
+	sign := credentials.SignByCSRObject(kubelet, func(string) {}) // kubejoin approves this CSR like a CSR of the kubelet
 	wave := r.Wave(a.qps)
 	if controlPlane {
 		wave = 0
@@ -332,7 +334,8 @@ func (a *caApplier) sign(kubelet kubernetes.Interface, r rotation.Rotation, cont
 	}
 }
 
-// publish stores a report in the Node, unless it did so before. The kubeconfig may have changed since it was read.
+// publish stores a report in the Node, unless it has stored the same report recently. It reads the kubeconfig again,
+// because the file may have changed.
 func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, of *rotation.Report) error {
 	if of == nil || a.dryRun {
 		return nil
@@ -398,7 +401,7 @@ func (o *caApplyOptions) certificateKey(in io.Reader) (joinformat.CertificateKey
 	return joinformat.ParseCertificateKey(strings.TrimSpace(string(content)))
 }
 
-// print prints what was done. After a failure, no results do not mean that no CA is rotated.
+// print prints the results. Without results, it prints that no CA is rotated only if failed is nil.
 func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result, failed error) error {
 	w := cmd.OutOrStdout()
 	var list struct {

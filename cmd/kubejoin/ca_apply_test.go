@@ -44,16 +44,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A caWorker is the folder of a worker, and an API server that has the state of a rotation.
+// A caWorker is the folder of a worker, and a fake API server that has the state of a rotation.
 type caWorker struct {
 	dir, kubelet string
-	rotation     rotation.Rotation // the zero value: none
-	secret       map[string][]byte // of the new CA's key
+	rotation     rotation.Rotation // the zero value: no rotation
+	secret       map[string][]byte // data of the Secret with the new CA's key
 	patches      []string
 	events       []string
 	requests     int                      // of certificates
 	version      string                   // of the kubelet
-	lease        coordinationv1.LeaseSpec // of control planes that restart
+	lease        coordinationv1.LeaseSpec // the Lease that a restarting control plane holds
 
 	old, fresh *signer.CA
 }
@@ -150,7 +150,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 	}
 	stdout, stderr, err := apply("-o", "json")
 	var list struct{ Items []pki.Result }
-	unfit := func(err error) bool { // no kubelet runs that has read the files
+	unfit := func(err error) bool { // because no kubelet runs that could have read the files
 		code := exitCode(0)
 		return errors.As(err, &code) && code == exitUnfit
 	}
@@ -168,7 +168,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 		!strings.Contains(stderr, "process kubelet on worker-1 has not read its changed files; next: on worker-1: systemctl restart kubelet; then kubejoin ca apply") {
 		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
 	}
-	w.version = "v1.36.0" // which reads client CAs again
+	w.version = "v1.36.0" // this version re-reads client CAs
 	if _, stderr, err := apply(); err != nil || stderr != "" {
 		t.Errorf("with a new kubelet: %v, %s", err, stderr)
 	}
@@ -189,7 +189,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 	}
 }
 
-// applied fails the test if the error is not that no kubelet runs which reads the files.
+// applied fails the test unless the only problem is that no kubelet runs.
 func applied(t *testing.T, err error) {
 	t.Helper()
 	if unfit, code := (unfitError{}), exitCode(0); err != nil && !errors.As(err, &unfit) && (!errors.As(err, &code) || code != exitUnfit) {
@@ -254,7 +254,7 @@ func TestCAApplyOnControlPlane(t *testing.T) {
 	if applied(t, err); !strings.Contains(out, "files changed: <none>") {
 		t.Errorf("the host has the key: got %v\n%s", err, out)
 	}
-	// The same with the key in a file.
+	// Now give the key in a file.
 	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
 	_, err = apply("")
 	applied(t, err)
@@ -268,8 +268,8 @@ func TestCAApplyOnControlPlane(t *testing.T) {
 	}
 }
 
-// With --watch, the report is stored once, a certificate is not requested again at once, and the command ends without an
-// error when it is stopped.
+// With --watch, the command must store a report only once, and wait before it requests a certificate again. When stopped,
+// it must end without an error.
 func TestCAApplyWatches(t *testing.T) {
 	w := newCAWorker(t)
 	must.OK(t, os.Symlink("kubelet-client-1.pem", filepath.Join(w.kubelet, "pki", "kubelet-server-current.pem")))
@@ -295,7 +295,7 @@ func TestCAApplyWatches(t *testing.T) {
 	}
 }
 
-// watch returns what follows the rotation, with the defaults of the command.
+// watch returns a caApplier with --watch and the command's defaults.
 func (w *caWorker) watch() (a *caApplier, cmd *cobra.Command, out, errOut *bytes.Buffer) {
 	out, errOut = new(bytes.Buffer), new(bytes.Buffer)
 	cmd = caApplyCommand()
@@ -304,8 +304,8 @@ func (w *caWorker) watch() (a *caApplier, cmd *cobra.Command, out, errOut *bytes
 	return newCAApplier(&caApplyOptions{kubeletDir: w.kubelet, wait: time.Minute, watch: true, qps: defaultRotationQPS}, w.dir), cmd, out, errOut
 }
 
-// In a large cluster, a worker waits for its turn, and so long between two requests. A control plane does not wait, and
-// neither does an administrator.
+// In a large cluster, a worker must wait for its turn, and one wave between two requests. A control plane and a command
+// without --watch must not wait.
 func TestCAApplyWaitsForItsTurn(t *testing.T) {
 	w := newCAWorker(t)
 	must.OK(t, os.Symlink("kubelet-client-1.pem", filepath.Join(w.kubelet, "pki", "kubelet-server-current.pem")))
@@ -317,7 +317,7 @@ func TestCAApplyWaitsForItsTurn(t *testing.T) {
 		t.Helper()
 		w.rotation.Since = began
 		applied(t, a.apply(cmd))
-		if w.requests != 2*requests || len(w.patches) != patches { // for its client and its serving certificate
+		if w.requests != 2*requests || len(w.patches) != patches { // one request each for the client and the serving certificate
 			t.Errorf("%s after the beginning of the stage: %d requests of certificates and %d reports, want %d and %d", time.Since(began).Round(time.Second), w.requests, len(w.patches), 2*requests, patches)
 		}
 	}
@@ -367,7 +367,8 @@ func listen(t *testing.T, name string) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// Two control planes that restart at the same time would stop etcd. So apply ends no process while another one has the Lease.
+// Two control planes that restart at the same time would stop etcd. So apply must end no process while another control
+// plane holds the Lease.
 func TestCAApplyRestartsOneControlPlaneAtATime(t *testing.T) {
 	w := newCAWorker(t)
 	w.rotation.CA = rotation.Etcd
@@ -396,8 +397,8 @@ func TestCAApplyRestartsOneControlPlaneAtATime(t *testing.T) {
 	}
 }
 
-// Catches flags of the DaemonSet that the command does not have, and a folder that it does not see at the path of the host.
-// Also catches confinement that keeps it from processes and files of the host.
+// Catches DaemonSet flags that the command does not have, and a host folder that is mounted at another path. Also catches
+// security settings that block access to processes and files of the host.
 func TestCAApplyDaemonSet(t *testing.T) {
 	content := must.Value(os.ReadFile("../../deploy/host/daemonset.yaml"))(t)
 	var set appsv1.DaemonSet

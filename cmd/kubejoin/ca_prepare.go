@@ -85,7 +85,7 @@ func (o *caPrepareOptions) check(*cobra.Command, []string) error {
 	return m.first()
 }
 
-// readFiles reads the CA of the operator.
+// readFiles reads the CA that the operator gives in files.
 func (o *caPrepareOptions) readFiles() error {
 	for _, f := range []struct {
 		flag, name string
@@ -106,8 +106,8 @@ func (o *caPrepareOptions) readFiles() error {
 	return nil
 }
 
-// create creates the output file before the request: a rotation whose certificate key cannot be kept must not begin, and
-// a key that an earlier one has stored there must remain.
+// create creates the output file before the request, so that no rotation begins if kubejoin cannot store its certificate
+// key. It never overwrites a file, which may have the key of an earlier rotation.
 func (o *caPrepareOptions) create() (err error) {
 	if isStdout(o.outputFile) {
 		return nil

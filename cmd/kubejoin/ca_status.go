@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// status prints a rotation with what is behind, and with -o wide everything that was seen.
+// status prints a rotation with the observations that are behind. With -o wide, it prints all observations.
 func (o *output) status(w io.Writer, r api.CARotation) error {
 	if done, err := o.object(w, r); done {
 		return err
@@ -48,7 +48,7 @@ func (o *output) status(w io.Writer, r api.CARotation) error {
 	return err
 }
 
-// behindText says what is behind, and what cannot be seen.
+// behindText lists the observations that are behind, and those that kubejoin cannot make.
 func behindText(r api.CARotation) (text string) {
 	if c := r.Certificates; c != nil {
 		text = fmt.Sprintf("\n%d of %d live certificates are from the new CA\n", c.New, c.Old+c.New)
@@ -66,7 +66,7 @@ func behindText(r api.CARotation) (text string) {
 	return text
 }
 
-// hiddenRows returns a table of what can never be seen from here.
+// hiddenRows returns a table of the observations that kubejoin can never make from here.
 func hiddenRows(hidden []api.CAObservation) [][]string {
 	rows := [][]string{{"KIND", "NAME", "WHY", "NEXT"}}
 	for _, s := range hidden {
@@ -87,7 +87,7 @@ func seenRows(seen []api.CAObservation) [][]string {
 	return rows
 }
 
-// trusts returns "old", "new", "old,new" or nothing.
+// trusts returns "old", "new", "old,new" or an empty string.
 func trusts(t *api.CATrust) string {
 	var names []string
 	if t != nil && t.Old {

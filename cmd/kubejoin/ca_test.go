@@ -27,7 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// observations are what an Observer of a test sees: nil is one host that follows the stage.
+// observations are the results of a test's Observer. Nil means one host that has applied each stage.
 type observations []rotation.Observation
 
 func (seen *observations) Observe(_ context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
@@ -51,7 +51,7 @@ func (w *webServer) ca(t *testing.T, args ...string) result {
 
 func plainServer(api http.Handler) http.Handler { return api }
 
-// Catches a step that does not say what comes next, and a certificate key that is not alone on standard output.
+// Catches a step that does not print the next command, and other text on standard output beside the certificate key.
 func TestCARotationThereAndBack(t *testing.T) {
 	web := newWebServer(t, plainServer)
 	web.ca(t, "status").ok().has("the cluster CA has not been rotated; next: kubejoin ca prepare\n")
@@ -76,7 +76,7 @@ func TestCARotationThereAndBack(t *testing.T) {
 		{"abort", "stage trust: both CAs are trusted, and the old one signs", "abort"},
 		{"abort", "stage prepare: the new CA exists, and nothing trusts it", "abort"},
 	} {
-		if test.step == "abort" && strings.HasPrefix(test.says, "stage trust") { // without a cross certificate of the old CA by the new one
+		if test.step == "abort" && strings.HasPrefix(test.says, "stage trust") { // the new CA has not cross-signed the old CA
 			web.ca(t, "abort").failed("clients need until")
 			web.later += time.Hour
 		}
@@ -97,7 +97,7 @@ func TestCARotationThereAndBack(t *testing.T) {
 	web.ca(t, "status", "--ca", "etcd").ok().has("the etcd CA has not been rotated; next: kubejoin ca prepare --ca etcd\n")
 }
 
-// Catches a refusal that does not name who is behind and what to do, or whose exit code is that of another error.
+// Catches a refusal that does not name what is behind and what to do, or that has the wrong exit code.
 func TestCAStepThatIsNotReady(t *testing.T) {
 	web := newWebServer(t, plainServer)
 	web.ca(t, "prepare").ok()
@@ -122,7 +122,7 @@ func TestCAStepThatIsNotReady(t *testing.T) {
 	web.ca(t, "status").ok().has("kubejoin ca finish")
 }
 
-// Catches a flag that is ignored, or an error about a field of the API.
+// Catches a flag that is ignored, and an error that names an API field instead of the flag.
 func TestCAFlags(t *testing.T) {
 	web := newWebServer(t, plainServer)
 	dir := t.TempDir()
@@ -168,7 +168,7 @@ func TestCAFlags(t *testing.T) {
 	}
 }
 
-// Catches a second prepare that loses the only copy of the key, and a file that remains without a key.
+// Catches a second prepare that overwrites the only copy of the key, and an empty output file that remains after a failure.
 func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
 	web := newWebServer(t, plainServer)
 	file := filepath.Join(t.TempDir(), "rotation.key")
@@ -200,14 +200,14 @@ func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
 	}
 }
 
-// withKey is a cluster whose rotation has a certificate key.
+// withKey is a backend whose rotation returns a certificate key.
 type withKey struct{ backend }
 
 func (withKey) PrepareCA(context.Context, string, api.PrepareCA) (api.CARotation, error) {
 	return api.CARotation{CA: "cluster", Stage: "prepare", CertificateKey: "the key"}, nil
 }
 
-// Catches a certificate key that is lost with a full disk: the rotation has begun, and no command shows the key again.
+// Catches a certificate key that is lost on a full disk: the rotation has begun, and no command can show the key again.
 func TestCAPreparePrintsKeyThatItCannotWrite(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		o := caPrepareOptions{caOptions: caOptions{ca: "cluster", output: output{format: format}}, outputFile: filepath.Join(t.TempDir(), "rotation.key")}
@@ -228,7 +228,8 @@ func TestCAPreparePrintsKeyThatItCannotWrite(t *testing.T) {
 	}
 }
 
-// Catches a lost response: the rotation has begun, nobody has its certificate key, and no message says so.
+// If the response is lost, the rotation may have begun, and nobody has its certificate key. Catches an error that does not
+// say so.
 func TestCAPrepareSaysThatLostResponseHadKey(t *testing.T) {
 	web := newWebServer(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -254,8 +255,8 @@ func TestCAPrepareSaysThatLostResponseHadKey(t *testing.T) {
 	web.ca(t, "abort").ok()
 }
 
-// Catches a kubeconfig that does not suffice for a rotation, a key that is stored in clear, and a step that ignores what the
-// cluster has.
+// Rotates a CA with only a kubeconfig. Catches a key that is stored in clear text, and a step that ignores the observations
+// of the cluster.
 func TestCAOfCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	kube := onKube{t, c.Kubeconfig()}
@@ -281,7 +282,7 @@ func TestCAOfCluster(t *testing.T) {
 		t.Errorf("got %+v, want JSON that says which command shows the issuance record", shown)
 	}
 	kube.run("ca", "trust").ok().has("stage trust: both CAs are trusted, and the old one signs")
-	// Nothing follows the stage here.
+	// In this test, nothing applies the stage.
 	if refused := kube.run("ca", "switch").failed("kube-public/cluster-info does not trust the new CA"); fail(io.Discard, refused.err) != 3 {
 		t.Errorf("switch: got %v, want exit code 3", refused.err)
 	}

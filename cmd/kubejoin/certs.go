@@ -24,7 +24,7 @@ func certsCommand() *cobra.Command {
 	}, certsCheckCommand(), certsRenewCommand(), certsUploadCommand(), certsListCommand(), certsDeleteCommand())
 }
 
-// certsOptions select a cluster, and format the upload in it.
+// certsOptions select a cluster, and the output format of commands about its upload.
 type certsOptions struct {
 	remoteOptions
 	output
@@ -57,10 +57,10 @@ func (o *certsOptions) run(cmd *cobra.Command, do func(context.Context, *kubeadm
 	return do(ctx, &kubeadmcerts.Uploader{Client: client, CreateRole: true})
 }
 
-// A certsUpload is an upload as commands print it.
+// A certsUpload is an upload in the form that commands print.
 type certsUpload struct {
 	Secret string `json:"secret"`
-	// CertificateKey is set by certs upload.
+	// CertificateKey is set only by 'kubejoin certs upload'.
 	CertificateKey api.Secret `json:"certificateKey,omitempty"`
 	TokenID        string     `json:"tokenID,omitempty"`
 	Created        time.Time  `json:"created,omitzero"`

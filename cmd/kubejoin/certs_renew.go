@@ -83,7 +83,7 @@ func (o *renewOptions) check(*cobra.Command, []string) error {
 	return m.err()
 }
 
-// renews reports whether the command renews one of the certificates.
+// renews reports whether the command renews at least one of these certificates.
 func (o *renewOptions) renews(names ...string) bool {
 	return len(o.names) == 0 || slices.ContainsFunc(names, func(name string) bool { return slices.Contains(o.names, name) })
 }

@@ -166,7 +166,8 @@ func TestRenewReadsKubeadmConfig(t *testing.T) {
 	}
 }
 
-// A server without a signer for a certificate is like a folder without its CA. Every other refusal is an error.
+// If a server has no signer for a certificate, the renewal must skip this certificate, as if the folder lacked its CA.
+// Every other refusal must be an error.
 func TestServerWithoutSignerHasNoCA(t *testing.T) {
 	for field, want := range map[string]bool{"signer": true, "csr": false} {
 		problem := &api.Problem{Status: http.StatusBadRequest, Errors: []api.FieldProblem{{Field: field, Detail: "x"}}}

@@ -14,17 +14,18 @@ import (
 // completeTimeout limits how long a shell waits for the names that the cluster or server has. Scripts of tests wait longer.
 var completeTimeout = 2 * time.Second
 
-// completable matches what a shell may be given. No name that a server makes up reaches it, and no flag.
+// completable matches the names that kubejoin gives to a shell. It keeps out flags, and characters with a meaning for the
+// shell that a malicious server could send.
 var completable = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.:-]*$`)
 
 // many is for commands that take any number of arguments.
 const many = math.MaxInt
 
-// A lister lists what a user may type. It skips what it cannot read.
+// A lister lists the arguments that a user may type. It skips objects that it cannot read.
 type lister func(context.Context, *remote) []string
 
-// offer completes up to most arguments, or the value of a flag, with what the cluster or server lists. It offers nothing
-// without a cluster or server, or if that does not respond in time.
+// offer completes up to most arguments, or the value of a flag, with names from the cluster or server. It offers nothing if
+// there is no cluster or server, or if the response takes too long.
 func (o *remoteOptions) offer(most int, list lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= most {
@@ -32,7 +33,7 @@ func (o *remoteOptions) offer(most int, list lister) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 		defer cancel()
-		o.ownServer = o.curlrc == "" // the user has not pressed Enter yet
+		o.ownServer = o.curlrc == "" // the user has not run the command yet, so be careful with credentials
 		listed := make(chan []string, 1)
 		go func() { // a credential plugin of a kubeconfig ignores the end of ctx
 			if r, stop, err := o.connect(ctx); err == nil {
@@ -95,7 +96,7 @@ func listRevoked(ctx context.Context, r *remote) (names []string) {
 // maxCompleted limits how many Nodes are listed.
 const maxCompleted = 500
 
-// listNodes lists the names of Nodes, and of machines that have a claim on a name. A kubejoin server lists only these.
+// listNodes lists the names of Nodes and of claims. From a kubejoin server, it lists only the names of claims.
 func listNodes(ctx context.Context, r *remote) []string {
 	names := listClaimed(ctx, r)
 	if r.cluster == nil {

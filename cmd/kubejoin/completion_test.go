@@ -26,7 +26,7 @@ func TestCompletionGivesUp(t *testing.T) {
 	})
 }
 
-// No command waits until openapi.yaml and the alert rules are parsed, if it explains no code.
+// Only commands that explain codes may parse openapi.yaml and the alert rules, because that takes time.
 func TestCommandsReadNoCodes(t *testing.T) {
 	all, read := codepage.All, false
 	t.Cleanup(func() { codepage.All = all })
@@ -42,7 +42,7 @@ func TestCommandsReadNoCodes(t *testing.T) {
 	}
 }
 
-// A server must not make up names that a shell takes for something else.
+// Completion must skip names from a server that a shell would interpret, such as $(…).
 func TestCompletionSkipsUnsafeNames(t *testing.T) {
 	o := remoteOptions{url: "https://127.0.0.1:1"}
 	cmd := &cobra.Command{}

@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Default locations: a standalone kubejoin's, and kubeadm's kubeconfig of the administrator.
+// Default locations of a standalone kubejoin, and kubeadm's kubeconfig for administrators.
 const (
 	defaultURL    = "https://127.0.0.1:9443"
 	defaultCurlrc = "kubejoin-data/curlrc"
@@ -46,19 +46,19 @@ type remoteOptions struct {
 	// pkiDir has the files of a control plane, for commands that upload them on a cluster.
 	pkiDir string
 
-	// What connect has used, for hints: the URL of a server, its CA file, the credential and what to do if it is
-	// refused, or the kubeconfig of a cluster.
+	// connect stores here what it has used, for hints: the URL of a server, its CA file, the credential with what to do if
+	// the server refuses it, or the kubeconfig of a cluster.
 	server, trusted, credential, kubeconfigFile string
 	cluster                                     bool // connect has chosen a cluster
 
 	given func(flag string) bool
 	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
 	serverOnly bool
-	// instead ends errors of such a command: what to do without a server.
+	// instead ends the errors of a command with serverOnly. It says what to do without a server.
 	instead string
 	// waits says what the command waits for besides the response. The zero value says nothing.
 	waits waiting
-	// running is the command of run. Other callers of connect say by themselves what they wait for.
+	// running is the command that calls run. Other callers of connect print what they wait for themselves.
 	running *cobra.Command
 	// ownServer sends the bearer token of a curlrc only to the server that this file names.
 	ownServer bool
@@ -70,7 +70,8 @@ type remoteOutput struct {
 	output
 }
 
-// The help of kubejoin says on what commands work. The help of each command with remoteOptions ends with one of the others.
+// whereHelp, in the help of kubejoin, says how to select a cluster or a server. Each command with remoteOptions ends its
+// help with one of the other texts.
 const (
 	whereHelp = `Commands work on a cluster or on a kubejoin server: the first one that is given by
   1. --kubeconfig or --context: a cluster
@@ -129,8 +130,8 @@ func (o *remoteOptions) clusterFlag() string {
 	return ""
 }
 
-// readEnvironment completes the flags from the environment, over which they win: --kubeconfig and --context select a cluster,
-// and --curlrc the server in that file, if it names one.
+// readEnvironment completes the flags from the environment. Flags have priority: --kubeconfig and --context select a
+// cluster, and --curlrc selects the server in that file, if the file names one.
 func (o *remoteOptions) readEnvironment() {
 	if o.clusterFlag() != "" {
 		return
@@ -189,7 +190,7 @@ func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote
 	return o.hint(err)
 }
 
-// response is the wait for a response of what connect has chosen.
+// response describes the wait for a response of the cluster or server that connect has chosen.
 func (o *remoteOptions) response() waiting {
 	if o.cluster {
 		return waiting{what: "for the API server of " + cmp.Or(o.kubeconfigFile, "this pod")}
@@ -197,7 +198,7 @@ func (o *remoteOptions) response() waiting {
 	return waiting{"for " + o.server, serverWait}
 }
 
-// hint adds to an error of a connection or a credential which file to check, and the next command.
+// hint adds which file to check, and the next command, to an error about a connection or a credential.
 func (o *remoteOptions) hint(err error) error {
 	var network *net.OpError
 	var unknown x509.UnknownAuthorityError
@@ -205,7 +206,7 @@ func (o *remoteOptions) hint(err error) error {
 	unreached, untrusted := errors.As(err, &network), errors.As(err, &unknown)
 	refused := apierrors.IsUnauthorized(err) || errors.As(err, &p) && p.Status == http.StatusUnauthorized
 	switch {
-	case !unreached && !untrusted && !refused, o.server == "" && !o.cluster: // or of another server
+	case !unreached && !untrusted && !refused, o.server == "" && !o.cluster: // or the error is about another server
 		return err
 	case o.cluster:
 		return fmt.Errorf("%w; %s", err, o.clusterHint(refused))
@@ -271,7 +272,7 @@ func kubeconfigFiles(rules *clientcmd.ClientConfigLoadingRules) string {
 func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	file, own := o.curlrc, true
 	if file == "" && exists(defaultCurlrc) {
-		// With another credential, the file gives only the server.
+		// If a flag gives another credential, use only the server from the file.
 		if own = o.bearerFile == "" && o.clientCert == ""; own || o.url == "" {
 			file = defaultCurlrc
 		}
@@ -284,7 +285,8 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	if !own {
-		// The folder may be of anybody, and the credential is not of this server: it may leave this machine for no other.
+		// Any user may own the folder, and the given credential may belong to another server. So use only the address, if
+		// it is on this machine, and ignore the token in the file.
 		curlrc = datadir.CurlConfig{Server: onThisMachine(curlrc.Server)}
 	}
 	bearer, address := curlrc.Bearer, cmp.Or(o.url, curlrc.Server, os.Getenv("KUBEJOIN_URL"), defaultURL)
@@ -320,7 +322,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 	}
 	if o.clientCert != "" {
-		if o.bearerFile == "" { // a bearer in curlrc may be another user's
+		if o.bearerFile == "" { // the bearer token in curlrc may belong to another user
 			bearer = ""
 		}
 		certificate, err := pemfile.LoadKeyPair(o.clientCert, o.clientKey)

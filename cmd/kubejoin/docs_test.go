@@ -40,7 +40,7 @@ func TestConfigurationPageNamesFlagsThatExist(t *testing.T) {
 	}
 }
 
-// docs/codes.md has the exit codes of commands that exist, and the help of each of them names its own.
+// docs/codes.md must list exit codes only for existing commands, and the help of each command must list the same codes.
 func TestExitCodesAreThoseOfCommands(t *testing.T) {
 	all := must.Value(codepage.All())(t)
 	explained := map[string]bool{} // by command
@@ -71,15 +71,15 @@ type documentedRequest struct {
 	URL, Method string
 	Headers     map[string]string
 	Body        map[string]any
-	BodyFormat  string `json:"body_format"` // json sets the content type
+	BodyFormat  string `json:"body_format"` // "json" sets the content type
 	StatusCode  []int  `json:"status_code"`
 }
 
-// hclSigns are what HCL, in the layout of terraform fmt, has and YAML has not.
+// hclSigns converts HCL in the layout of terraform fmt to YAML.
 var hclSigns = strings.NewReplacer(" = jsonencode({\n", ":\n", " = {\n", ":\n", "  })\n", "", "  }\n", "",
 	"request_headers", "headers", "request_body", "body", "= contains([200, 201], self.status_code)", "= [200, 201] #")
 
-// terraformRequest returns the request of a data source http. Its references have become values already.
+// terraformRequest returns the request of a data source http. The caller has already replaced references by values.
 func terraformRequest(t *testing.T, block string) (r documentedRequest) {
 	t.Helper()
 	_, source, _ := strings.Cut(block, "\ndata \"http\" \"join\" {\n")
@@ -91,8 +91,8 @@ func terraformRequest(t *testing.T, block string) (r documentedRequest) {
 	return r
 }
 
-// TestPipelinesGetOneToken catches a form of docs/pipelines.md that gets no join command, or another token if it sends its
-// request again. For Terraform and Ansible, the test takes the request from the text.
+// TestPipelinesGetOneToken catches an example in docs/pipelines.md that gets no join command, or that gets another token
+// when it repeats its request. For Terraform and Ansible, the test takes the request from the text.
 func TestPipelinesGetOneToken(t *testing.T) {
 	need.Programs(t, "curl", "openssl")
 	page := string(must.Value(os.ReadFile("../../docs/pipelines.md"))(t))

@@ -147,7 +147,7 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Diagnosis, error) 
 	if err != nil {
 		return doctor.Diagnosis{}, err
 	}
-	config.QPS = -1 // about thirty requests
+	config.QPS = -1 // unlimited: doctor sends only about thirty requests
 	options := doctor.Options{Cluster: config, Version: buildVersion().Version, Advertise: o.advertise, Pins: o.pins, URL: o.url}
 	if o.caFile != "" {
 		if options.CAs, err = readCAs(o.caFile); err != nil {

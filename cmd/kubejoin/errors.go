@@ -34,7 +34,7 @@ func usageOf(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// mistakes are what is wrong with a command line.
+// mistakes are the errors in a command line.
 type mistakes []error
 
 // when adds a mistake if made is true.
@@ -74,7 +74,7 @@ func (m *mistakes) pins(name string, list []string) {
 	}
 }
 
-// excludes adds a mistake for each of the flags that is given. why is its text.
+// excludes adds a mistake with the text why for each of the flags that is given.
 func (m *mistakes) excludes(given func(flag string) bool, why string, flags ...string) {
 	for _, flag := range flags {
 		m.when(given(flag), "--%s: %s", flag, why)
@@ -92,8 +92,9 @@ func (m mistakes) err() error {
 // first returns a usage error with the first mistake, for commands where one mistake causes others.
 func (m mistakes) first() error { return m[:min(len(m), 1)].err() }
 
-// each calls do with each name and prints the line that do returns, unless it is empty. It goes on after errors of do. With
-// several names it prints each error on a line and returns a count. If a line cannot be printed, each ends.
+// each calls do with each name and prints the line that do returns, unless it is empty. After an error of do, each
+// continues with the next name. With several names, it prints each error on a line, and returns how many there were. If
+// each cannot print a line, it stops.
 func each(cmd *cobra.Command, names []string, do func(name string) (line string, err error)) error {
 	var errs []error
 	for _, name := range names {

@@ -156,7 +156,7 @@ func (e explainedRequest) check(args []string) error {
 	return m.first()
 }
 
-// asked returns the request to the server. It reads the file of --filename.
+// asked returns the request for the server. It reads the CSR from the file in --filename.
 func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 	if e.name != "" {
 		return api.ExplainRequest{CSR: e.name}, nil
@@ -231,13 +231,13 @@ func (o *output) explainCode(w io.Writer, code string) error {
 	}{api.GroupVersion, "CodeList", found}, text)
 }
 
-// isUnknown reports whether a word in lower case is not also a code.
+// isUnknown reports whether a word in lower case is not a code.
 func isUnknown(word string) bool {
 	found, err := codepage.Find(word)
 	return err != nil || len(found) == 0 || found[0].Code != word
 }
 
-// codeNames lists the codes that a filter lets through.
+// codeNames lists the codes for which filter returns true.
 func codeNames(filter func(string) bool) (names []string) {
 	all, _ := codepage.All()
 	for _, e := range all {

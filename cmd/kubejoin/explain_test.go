@@ -124,7 +124,7 @@ func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 		ObjectMeta: meta, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "poor"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: "poor"}},
 	}, metav1.CreateOptions{}))(t)
-	wait.Until(t, "the user may list CSRs", func() bool { // the authorizer sees the role with a delay
+	wait.Until(t, "the user may list CSRs", func() bool { // RBAC applies the role with a delay
 		return must.Value(c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{
 				User:               "system:serviceaccount:kubejoin-system:poor",

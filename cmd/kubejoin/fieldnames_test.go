@@ -27,7 +27,7 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 	for _, test := range []struct {
 		value                   string
 		field, flag, annotation string
-		json                    string // the value; value in quotes if empty
+		json                    string // JSON of the value; if empty, value in quotes
 	}{
 		{"5000", "maxNodes", "--max-nodes", "max-nodes", "5000"},
 		{"Worker_1", "nodeNames", "--node-name", "node-names", `["Worker_1"]`},

@@ -37,10 +37,10 @@ func readInput(stdin io.Reader, file string, limit int64) ([]byte, error) {
 	return content, err
 }
 
-// isStdout reports whether a file of --output-file is standard output. /dev/stdout is a link that must not be replaced by a file.
+// isStdout reports whether --output-file means standard output. kubejoin must not replace the link /dev/stdout by a file.
 func isStdout(file string) bool { return file == "" || file == "-" || file == "/dev/stdout" }
 
-// emit writes content to a file that only its owner can read, or to stdout. It may hold a credential.
+// emit writes content to a file that only its owner can read, or to stdout. The content may be a credential.
 func emit(file string, content []byte, stdout io.Writer) error {
 	if isStdout(file) {
 		_, err := stdout.Write(content)
@@ -52,17 +52,17 @@ func emit(file string, content []byte, stdout io.Writer) error {
 // A destination is an output that was checked to be writable.
 type destination struct {
 	write func(chain []byte) error
-	drop  func() // releases it if nothing is written; does nothing after write
+	drop  func() // removes the output if nothing was written; does nothing after write
 }
 
-// destination opens the output before the request. A certificate that cannot be written would waste a claim of the
-// token, maybe the only one.
+// destination opens the output before the request. Without an output, the certificate would be lost, and with it a slot of
+// the token, maybe the only one.
 func (o *signOptions) destination(stdout io.Writer) (destination, error) {
 	if isStdout(o.file) {
 		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
 	}
 	const anybody = 0o644
-	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // write to it, do not replace it
+	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // a pipe or device: write to it, do not replace it
 		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE, anybody)
 		if err != nil {
 			return destination{}, err

@@ -23,11 +23,11 @@ var mayBeEmpty = []string{"description", "groups"}
 var errEmpty = errors.New("is empty; leave it out for the default")
 
 // strict makes commands without Args refuse arguments. It also makes flags refuse an empty value, for example from an unset
-// shell variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. List flags check this
-// in listValue.
+// shell variable. Without this check, kubejoin would use the default: --role "" would create a token for workers. listValue
+// checks the flags for lists.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
-		c.Flags().SortFlags = false // help shows them as they were registered
+		c.Flags().SortFlags = false // help shows flags in the order of registration
 		if c.Args == nil {
 			c.Args = noArgs
 		}
@@ -52,7 +52,7 @@ func (v strictString) Set(s string) error {
 }
 
 // listVar registers a flag for a list: entries separated by commas or lines, in one value or in several. Quotes keep a
-// comma in an entry, as in CSV. pflag's own type drops all lines but the first.
+// comma in an entry, as in CSV. pflag's own type reads only the first line.
 func listVar(f *pflag.FlagSet, p *[]string, name string, value []string, usage string) {
 	*p = value
 	f.Var(&listValue{list: p, mayBeEmpty: slices.Contains(mayBeEmpty, name)}, name, usage)
@@ -138,8 +138,8 @@ func (v parsedValue) String() string { return *v.value }
 
 func (v parsedValue) Type() string { return "string" }
 
-// choiceVar registers a flag that takes one of some values. Its help, its error and the completion name all of them: %s
-// in usage is the list.
+// choiceVar registers a flag that takes one of the choices. Its help, its error and its completion list all choices: the
+// list replaces %s in usage.
 func choiceVar(f *pflag.FlagSet, p *string, name, value, usage string, choices ...string) {
 	*p = value
 	shorthand := ""
@@ -159,7 +159,7 @@ type choiceValue struct {
 	choices []string
 }
 
-// completeChoices completes the flags of choiceVar.
+// completeChoices completes the flags that choiceVar has registered.
 func completeChoices(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if v, ok := f.Value.(choiceValue); ok {
@@ -173,7 +173,7 @@ func nodeVar(f *pflag.FlagSet, p *string, name, usage string) {
 	parsedVar(f, p, name, "", usage, func(s string) (string, error) { return s, tokens.CheckNodeName(s) })
 }
 
-// durationVar registers a flag for a duration, which may be in days.
+// durationVar registers a flag for a duration, which may have the unit d for days.
 func durationVar(f *pflag.FlagSet, p *time.Duration, name string, value time.Duration, usage string) {
 	*p = value
 	f.Var((*durationValue)(p), name, usage)
@@ -200,12 +200,12 @@ func (d *durationValue) String() string {
 func (d *durationValue) Type() string { return "duration" }
 
 // flagError rewrites an error of pflag or of Go's parsers in the form of the other flag errors. For an unknown flag, it
-// names those that are close.
+// suggests flags with similar names.
 func flagError(flags *pflag.FlagSet, err error) error {
 	var invalid *pflag.InvalidValueError
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
-		names := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra compares the names of commands
+		names := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra suggests names of commands only, so make each flag a command
 		flags.VisitAll(func(f *pflag.Flag) {
 			if !f.Hidden {
 				names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
@@ -234,8 +234,8 @@ func flagError(flags *pflag.FlagSet, err error) error {
 // maxWord is the longest unknown command that an error repeats. The secret of a token is longer.
 const maxWord = 15
 
-// noArgs refuses positional arguments. An argument may be a token, so the error repeats only a short word, or one that
-// is close to the name of a command.
+// noArgs refuses positional arguments. An argument may be a token, so the error repeats only a short word, or a word that
+// is similar to the name of a command.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -273,7 +273,7 @@ func oneArg(name, want string) cobra.PositionalArgs {
 	}
 }
 
-// oneOf lists names, of which one is expected.
+// oneOf lists names for an error that expects one of them.
 func oneOf(names []string) string {
 	if len(names) == 1 {
 		return names[0]

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// otherNames maps a flag that no command may have to the name that all commands use.
+// otherNames maps a forbidden flag name to the name that all commands must use instead.
 var otherNames = map[string]string{
 	"out-dir": "output-dir", "out-file": "output-file", "ca-cert": "ca-file", "server": "url", "cert": "client-certificate",
 }
@@ -29,7 +29,7 @@ func eachFlag(c *cobra.Command, visit func(*cobra.Command, *pflag.Flag)) {
 	}
 }
 
-// A flag means the same in all commands: each duration may be in days, -o is the output format, and a thing has one name.
+// A flag must mean the same in all commands: each duration allows days, -o is the output format, and no flag has a second name.
 func TestFlagsMeanTheSameEverywhere(t *testing.T) {
 	durations := 0
 	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
@@ -51,7 +51,7 @@ func TestFlagsMeanTheSameEverywhere(t *testing.T) {
 	}
 }
 
-// The flags reach the server, where zero means the default and a negative value unlimited.
+// serve must pass the limits of tokens on to the server, where zero means the default, and a negative value means unlimited.
 func TestServeLimitsTokens(t *testing.T) {
 	for _, test := range []struct {
 		args  []string
@@ -74,7 +74,7 @@ func TestServeLimitsTokens(t *testing.T) {
 	}
 }
 
-// The help fits a terminal of 100 columns, and names no page of the source tree.
+// The help must fit a terminal of 100 columns, and must not name files of the source tree.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	lines := 0
 	var visit func(c *cobra.Command)
@@ -86,7 +86,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 			lines++
 			line = strings.TrimSuffix(line, "\n")
 			if strings.Contains(c.CommandPath(), "completion") {
-				continue // of cobra
+				continue // a command of cobra
 			}
 			if utf8.RuneCountInString(line) > helpWidth {
 				t.Errorf("%s: more than %d columns: %s", c.CommandPath(), helpWidth, line)
@@ -105,7 +105,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 	}
 }
 
-// A text "want a or b" that names a value that the flag refuses sends the user in a circle.
+// Catches an error "want a or b" with a value that the flag refuses.
 func TestFlagsTakeWhatTheirErrorsName(t *testing.T) {
 	values := 0
 	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
@@ -120,7 +120,7 @@ func TestFlagsTakeWhatTheirErrorsName(t *testing.T) {
 		for value := range strings.SplitSeq(strings.ReplaceAll(want, " or ", ", "), ", ") {
 			value = strings.Replace(value, "TEMPLATE", "{.id}", 1)
 			if value == "" || strings.Contains(value, " ") {
-				continue // a description
+				continue // the text describes the value instead of listing values
 			}
 			values++
 			if err := c.Flags().Set(f.Name, value); err != nil {
@@ -161,7 +161,7 @@ func TestDurationValue(t *testing.T) {
 	}
 }
 
-// pflag's own lists drop all lines but the first, so a name in the second line of --reserved-node-names was not reserved.
+// pflag's own lists read only the first line. Catches a name in the second line of --reserved-node-names that is not reserved.
 func TestListFlagsTakeEachLine(t *testing.T) {
 	lists := 0
 	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
@@ -190,7 +190,7 @@ func TestParseList(t *testing.T) {
 		"a,b":                    {"a", "b"},
 		"a\nb":                   {"a", "b"},
 		"a,b\nc":                 {"a", "b", "c"},
-		"\na\r\nb\r\n\n":         {"a", "b"}, // a file of Windows
+		"\na\r\nb\r\n\n":         {"a", "b"}, // line ends of Windows
 		" a , \tb \n c ":         {"a", "b", "c"},
 		`"a,b", "say ""x""",c d`: {"a,b", `say "x"`, "c d"},
 	} {
@@ -224,7 +224,7 @@ type closed struct{}
 
 func (closed) Write([]byte) (int, error) { return 0, fs.ErrClosed }
 
-// Catches a command that goes on to delete after it could not print what it has deleted.
+// Catches a command that deletes further tokens after it could not print which token it has deleted.
 func TestEachEndsIfALineCannotBePrinted(t *testing.T) {
 	cmd, calls := &cobra.Command{}, 0
 	cmd.SetOut(closed{})

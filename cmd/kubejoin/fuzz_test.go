@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FuzzServeFlags reads one argument a line. Flags that pass the check are valid.
+// FuzzServeFlags reads one argument per line. If serve accepts the flags, their options must be valid.
 func FuzzServeFlags(f *testing.F) {
 	for _, line := range []string{
 		"", "--controllers=*,-csr-signer", "--controllers=-*\n--controllers=token-cleaner,-token-cleaner", "--controllers=\"a\n\",,",

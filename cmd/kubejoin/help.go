@@ -16,7 +16,7 @@ const headingKey = "kubejoin.io/heading"
 // helpWidth is the number of columns of the help.
 const helpWidth = 100
 
-// heading lists flags under a heading in the help of their command. Without names, it takes all flags that have none.
+// heading lists flags under a heading in the help of their command. Without names, it lists all flags that have no heading yet.
 func heading(f *pflag.FlagSet, title string, names ...string) {
 	f.VisitAll(func(flag *pflag.Flag) {
 		if slices.Contains(names, flag.Name) || len(names) == 0 && flag.Annotations[headingKey] == nil {
@@ -25,7 +25,7 @@ func heading(f *pflag.FlagSet, title string, names ...string) {
 	})
 }
 
-// noun adds subcommands to a command that does nothing itself.
+// noun adds subcommands to a command that does nothing by itself.
 func noun(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.AddCommand(commands...)
@@ -69,7 +69,7 @@ func usage(cmd *cobra.Command) error {
 	return err
 }
 
-// writeFlags writes flags by heading: first those without one, then in the order of registration, and --help last.
+// writeFlags writes flags by heading, in the order of registration: first the flags without a heading, and --help last.
 func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {
 	titles, groups := []string{""}, map[string]*pflag.FlagSet{}
 	add := func(title string, flag *pflag.Flag) {

@@ -99,14 +99,14 @@ func (o *hostOptions) check(*cobra.Command, []string) error {
 // signsElsewhere reports whether a server signs.
 func (o *hostOptions) signsElsewhere() bool { return o.remote.given("url") || o.remote.given("curlrc") }
 
-// A hostApplier keeps one host as it should be.
+// A hostApplier renews the certificates of one host and applies the CA rotations.
 type hostApplier struct {
 	*caApplier
 	flags     *hostOptions
 	succeeded time.Time // the last run that did not fail
 }
 
-// apply renews what is near its end, and applies the rotations. One goes on if the other fails.
+// apply renews certificates that expire soon, and applies the rotations. It applies the rotations even if a renewal fails.
 func (h *hostApplier) apply(cmd *cobra.Command) error {
 	renewed, notRenewed := h.renew(cmd)
 	results, unfit, notRotated := h.rotate(cmd)
@@ -125,7 +125,7 @@ func (h *hostApplier) apply(cmd *cobra.Command) error {
 	return left
 }
 
-// show prints what was done.
+// show prints the renewals and the results of the rotations.
 func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, notRenewed error, results []pki.Result, notRotated error) error {
 	w := cmd.OutOrStdout()
 	done, err := h.object(w, struct {
@@ -143,10 +143,10 @@ func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, notRenewed e
 	return errors.Join(err, h.print(cmd, results, notRotated))
 }
 
-// renew renews certificates near their end, and says which.
+// renew renews certificates that expire soon, and returns which it renewed.
 func (h *hostApplier) renew(cmd *cobra.Command) (pki.Renewed, error) {
 	host := h.host(cmd)
-	host.Lock = func(ctx context.Context) (func(), error) { // with the new certificate of admin.conf
+	host.Lock = func(ctx context.Context) (func(), error) { // a renewed admin.conf is read here
 		client, err := h.client()
 		if err != nil {
 			return nil, err
@@ -172,7 +172,7 @@ func (h *hostApplier) renew(cmd *cobra.Command) (pki.Renewed, error) {
 	return done, nil
 }
 
-// signing returns who signs: the CA keys of this host, or a server.
+// signing returns how certificates are signed: with the CA keys of this host, or by a server.
 func (h *hostApplier) signing(cmd *cobra.Command) (pki.Signing, error) {
 	keys := caKeys{dir: filepath.Join(h.dir, "pki"), passphraseFile: h.flags.passphrase}
 	if h.flags.signsElsewhere() {
@@ -185,7 +185,7 @@ func (h *hostApplier) signing(cmd *cobra.Command) (pki.Signing, error) {
 	return s, err
 }
 
-// event leaves an Event of the Node. Without an API server, the line in the log remains.
+// event creates an Event on the Node of this host. If it cannot, it logs why, and only the log reports the change.
 func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, e codes.Event, message string) {
 	client, err := h.client()
 	node, failed := host.NodeName()
@@ -200,7 +200,7 @@ func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, e codes.Event, me
 	}
 }
 
-// writeMetrics writes what a Prometheus of the node sees.
+// writeMetrics writes the metrics of --metrics-file, for the textfile collector of Prometheus' node exporter.
 func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
 	registry := prometheus.NewRegistry()
 	gauges := promauto.With(registry)

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// A control plane whose certificate ends in minutes gets a new one, one line and one Event, and metrics of it.
+// If a certificate expires in minutes, host apply must renew it, log one line, create one Event and write metrics.
 func TestHostApply(t *testing.T) {
 	w := newCAWorker(t)
 	w.rotation = rotation.Rotation{}

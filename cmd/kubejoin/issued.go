@@ -24,7 +24,7 @@ A kubejoin server has this record if it runs standalone, or with --token-store=f
 --issuance-record FILE' instead. It has the same fields, one JSON object a line:
   jq 'select(.tokenID == "qwertz")' FILE` + serverHelp
 
-// readRecord ends errors without a kubejoin server.
+// readRecord ends the error of a command that has no kubejoin server.
 const readRecord = "; or read the file of 'kubejoin serve --issuance-record FILE' with jq"
 
 func issuedCommand() *cobra.Command {
@@ -91,7 +91,7 @@ func (o *issuedListOptions) check(cmd *cobra.Command, _ []string) error {
 	if o.limit < 0 {
 		return usagef("--limit: %d given, want 0 or more", o.limit)
 	}
-	if lower := strings.ToLower(o.asked.Node); lower != o.asked.Node { // a refused request may have such a name
+	if lower := strings.ToLower(o.asked.Node); lower != o.asked.Node { // only a warning: a refused request may have such a name
 		warn(cmd, "--node: names of nodes are in lower case: "+lower)
 	}
 	return nil

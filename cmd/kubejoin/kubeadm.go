@@ -52,8 +52,8 @@ func (k *caKeys) check(m *mistakes) {
 	m.when(k.passphraseFile != "" && k.dir == "", "--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
 }
 
-// signing returns the signer of kubeadm's certificates in dir, and the names in kubeadm-config. given are the certificates that
-// the caller named; nil means all.
+// signing returns a function that signs kubeadm's certificates in dir, and the names in kubeadm-config. given are the
+// certificates that the caller named; nil means all.
 func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration, given []string) (pki.Signing, error) {
 	files, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
 	if err != nil {
@@ -72,7 +72,7 @@ func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wai
 	return s, nil
 }
 
-// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys.
+// kubeadmSigner returns the control plane in dir, and a function that signs its certificates with a server or the CA keys.
 func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration) (files credentials.KubeadmFiles, sign credentials.SignFunc, stop func(), err error) {
 	files = credentials.KubeadmFiles{Dir: dir}
 	if keys.dir == "" {
@@ -99,8 +99,8 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKey
 	return files, warnOfKubeletClient(cmd, files, credentials.SignLocally(signers)), func() {}, nil
 }
 
-// withoutFile returns the messages of errors in a signer configuration, each once. The user has no such file: the configuration
-// is part of kubejoin.
+// withoutFile returns the messages of errors in a signer configuration, each once. It leaves out file and line: this
+// configuration is part of kubejoin, so the user has no file to edit.
 func withoutFile(err error) error {
 	var mistakes config.Errors
 	if !errors.As(err, &mistakes) {
@@ -115,7 +115,7 @@ func withoutFile(err error) error {
 	return errors.New(strings.Join(messages, "; "))
 }
 
-// orNoCA marks the error of a server that has no signer for a certificate.
+// orNoCA adds credentials.ErrNoCA to the error of a server that has no signer for a certificate.
 func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
 	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		chain, err := sign(ctx, r)
@@ -126,8 +126,8 @@ func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
 	}
 }
 
-// warnOfKubeletClient warns of a certificate that the cluster of the control plane gives no rights, before it is written.
-// It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
+// warnOfKubeletClient warns before kubejoin writes a certificate of kube-apiserver for kubelets that RBAC gives no rights.
+// It asks the cluster with admin.conf, because the kubejoin that signs is often outside the cluster.
 func warnOfKubeletClient(cmd *cobra.Command, files credentials.KubeadmFiles, sign credentials.SignFunc) credentials.SignFunc {
 	var admin []byte // the new certificate of admin.conf, which is signed first and written last
 	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
@@ -166,8 +166,8 @@ func adminClient(files credentials.KubeadmFiles, chain []byte) (kubernetes.Inter
 // apiserver is the certificate that --add-san changes.
 const apiserver = "apiserver"
 
-// namesOfKubeadm returns the names in kubeadm-config to add to certificates. With an external etcd, the host has no CA for its
-// certificates, except for those that are given.
+// namesOfKubeadm returns the names in kubeadm-config to add to certificates. With an external etcd, it sets NoCA for the
+// certificates of etcd that are not in given: this host has no CA for them.
 func namesOfKubeadm(ctx context.Context, files *credentials.KubeadmFiles, given []string) (map[string][]string, error) {
 	stored, err := readKubeadmConfig(ctx, *files)
 	add := map[string][]string{apiserver: stored.APIServer.CertSANs}
@@ -188,7 +188,7 @@ func namesOfKubeadm(ctx context.Context, files *credentials.KubeadmFiles, given 
 	return add, err
 }
 
-// kubeadmConfigTimeout limits readKubeadmConfig, without which a certificate gets fewer names.
+// kubeadmConfigTimeout limits readKubeadmConfig. If the read fails, certificates lack the names in kubeadm-config.
 const kubeadmConfigTimeout = 5 * time.Second
 
 // readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.

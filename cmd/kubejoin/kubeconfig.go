@@ -87,7 +87,7 @@ revoked, so prefer a short --duration.` + credentialHelp,
 	return o.complete(cmd, func(name string) (credentials.ClientIdentity, error) { return credentials.User(name, o.groups) })
 }
 
-// complete adds what both commands have.
+// complete adds the flags and the code that both commands share.
 func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name string) (credentials.ClientIdentity, error)) *cobra.Command {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -196,14 +196,14 @@ func clusterOf(info []byte) (*clientcmdapi.Cluster, error) {
 	return &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle(cas)}, nil
 }
 
-// signer returns who signs, and the cluster-info of the cluster.
+// signer returns a function that signs, and the kubeconfig in cluster-info.
 func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.SignFunc, kubeconfig []byte, stop func(), err error) {
 	if o.caKey != "" {
 		ca, err := signer.LoadEncryptedCA(o.caFile, o.caKey, o.caKeyPassphrase)
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		signers := map[string]signer.Signer{} // of client certificates: the CA may sign no others
+		signers := map[string]signer.Signer{} // only for client certificates: the CA must sign no others
 		for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName} {
 			if signers[name], err = signer.NewSigner(name, signer.Fixed(ca), signer.ProfileConfig{Usages: signer.KubernetesUsages(name)}, nil); err != nil {
 				return nil, nil, nil, err
@@ -226,7 +226,7 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 	return overHTTPS(cmd, r, o.wait), kubeconfig, stop, nil
 }
 
-// overHTTPS returns a SignFunc that asks a kubejoin server, and retries until the certificate can be issued.
+// overHTTPS returns a SignFunc that requests the certificate from a kubejoin server, and retries for at most wait.
 func overHTTPS(cmd *cobra.Command, r *remote, wait time.Duration) credentials.SignFunc {
 	return func(ctx context.Context, asked credentials.SigningRequest) ([]byte, error) {
 		one := signOptions{signer: asked.Signer, duration: asked.Duration, wait: wait}

@@ -26,7 +26,7 @@ const discoverTimeout = 30 * time.Second
 // maxTokenFile is the largest size of a file with a token, in bytes.
 const maxTokenFile = 4 << 10
 
-// ofNewToken are the flags of a token that the command creates.
+// ofNewToken are the flags that describe the token that the command creates.
 var ofNewToken = []string{"ttl", "max-nodes", "node-name", "description"}
 
 // bootstrapOptions are the flags of kubeconfig bootstrap.
@@ -196,7 +196,7 @@ func (o *bootstrapOptions) run(cmd *cobra.Command) error {
 // A bootstrapper is the credential of a kubelet that has no certificate yet. The zero value means no credential.
 type bootstrapper struct {
 	bearer string
-	name   string       // of the user in the kubeconfig
+	name   string       // the user name in the kubeconfig
 	token  tokens.Token // zero for a static user
 }
 

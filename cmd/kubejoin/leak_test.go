@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// patience is how long tests wait for a condition, which a slow machine reaches late.
+// patience is how long tests wait for a condition. It is long because machines may be slow.
 const patience = 2 * time.Minute
 
 // A stopped service must leave no goroutines or locks: a program may start it again in the same folder.
@@ -37,14 +37,14 @@ func TestStandaloneLeaksNoGoroutines(t *testing.T) {
 	startAndStop(t, n, "--data-dir", dir)
 }
 
-// The same must hold on a cluster, with all controllers and leader election.
+// On a cluster, with all controllers and leader election, a stopped service must leave no goroutines either.
 func TestOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	shareConnection(t, c)
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
-// The same must hold with a file store and both ways to authenticate kube-apiserver.
+// Nor must it with a file store on a cluster, and with both ways to authenticate kube-apiserver.
 func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	shareConnection(t, c)
@@ -52,8 +52,8 @@ func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 		"--token-store", "file", "--data-dir", filepath.Join(t.TempDir(), "data"), "--webhook-client-ca-file", c.CAFile(), "--webhook-client-name", "kube-apiserver")
 }
 
-// shareConnection lets all runs use one connection to the API server. Without it, client-go makes another one after the
-// garbage collector has found that nobody uses the last one, and the last one stays open for 90 s.
+// shareConnection lets all runs share one connection to the API server. Otherwise client-go opens another connection after
+// the garbage collector has freed the last transport, whose connection stays open for 90 s.
 func shareConnection(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	config := must.Value(c.Config("admin.conf"))(t)
@@ -70,7 +70,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 	}}
 	var before goleak.Option
 	for i := range n {
-		if i == 1 { // client-go keeps one connection to a server open, which the first run made
+		if i == 1 { // count after the first run, because client-go keeps the first connection to a server open
 			before = goleak.IgnoreCurrent()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -79,7 +79,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 		go func() {
 			done <- daemon.Run(ctx, o, slog.New(slog.NewTextHandler(&log, nil)), io.Discard)
 		}()
-		// Stop it when it is ready, and every tenth time at some point before.
+		// Stop the program when it is ready, but every tenth time at a random point before.
 		if i%10 == 9 {
 			time.AfterFunc(time.Duration(i/10%50)*time.Millisecond, cancel)
 		} else {
@@ -89,13 +89,13 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 		if err := <-done; err != nil {
 			t.Fatalf("start %d: %v\n%s", i, err, &log)
 		}
-		if i > 0 { // Find alone waits for less than a second
+		if i > 0 { // goleak.Find waits for less than a second
 			wait.OK(t, fmt.Sprintf("all goroutines of start %d end", i), func() error { return goleak.Find(before) })
 		}
 	}
 }
 
-// optionsOf returns the options for flags of serve. The server listens on any free port.
+// optionsOf returns the options that flags of serve set. The server listens on a free port.
 func optionsOf(t *testing.T, flags ...string) daemon.Options {
 	t.Helper()
 	var o serveOptions
@@ -123,7 +123,7 @@ func awaitReady(t *testing.T, client *http.Client, address string) {
 // lines is a log that tests can wait for.
 type lines struct{ logs.Buffer }
 
-// await waits for prefix and returns the word after it.
+// await waits for a line with prefix and returns the word after prefix.
 func (l *lines) await(t *testing.T, prefix string, done <-chan error) (word string) {
 	t.Helper()
 	wait.OK(t, "log "+prefix, func() error {

@@ -50,7 +50,7 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 			if !test.fails {
 				return
 			}
-			// A script would take a token for a join command.
+			// Standard output must be empty, because a script would take a token for a join command.
 			if printed, err := web.run(t, "", "token", "create", "--print-join-command"); printed != "" || err == nil || !strings.Contains(err.Error(), "kubejoin token delete ") {
 				t.Errorf("--print-join-command: got %d printed bytes and %v", len(printed), err)
 			}
@@ -88,14 +88,14 @@ func TestDeadlineNamesItsFlag(t *testing.T) {
 // A script takes what is on standard output for a join command, so a bare token must not be there.
 func TestPrintsJoinCommandOrNothing(t *testing.T) {
 	for format, lost := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
-		"text": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // no join command
+		"text": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // the response lacks the join command
 			made := httptest.NewRecorder()
 			api.ServeHTTP(made, r)
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(made.Code)
 			_, _ = w.Write(bytes.ReplaceAll(made.Body.Bytes(), []byte(`"joinCommand"`), []byte(`"other"`)))
 		},
-		"script": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // no cluster-info
+		"script": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // the server has no cluster-info
 			if r.Method == http.MethodGet {
 				http.NotFound(w, r)
 				return
@@ -111,7 +111,7 @@ func TestPrintsJoinCommandOrNothing(t *testing.T) {
 		if printed != "" || err == nil || listErr != nil || len(records) != 1 || !strings.HasSuffix(err.Error(), "kubejoin token delete "+records[0].Token.ID()) {
 			t.Errorf("%s: got %d printed bytes and %v, want nothing and how to delete the token", format, len(printed), err)
 		}
-		// Machines may use a token that the caller has.
+		// Machines may already use a token that the caller chose, so the error must not advise to delete it.
 		if printed, err := web.run(t, "", "token", "create", "s3fk29.dls0w8fjq2s3fk29", "--print-join-command", "--format", format); printed != "" || err == nil || strings.Contains(err.Error(), "token delete") {
 			t.Errorf("%s, token of the caller: got %d printed bytes and %v, want nothing and an error without a deletion", format, len(printed), err)
 		}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Where the help points to.
+// Addresses that the help shows.
 const (
 	docsURL   = "https://github.com/kubejoin/kubejoin/blob/main/docs/"
 	deployURL = "https://github.com/kubejoin/kubejoin/tree/main/deploy/"
@@ -34,7 +34,8 @@ const (
 	exitTerminate = 143
 )
 
-// An exitCode is an exit code that a command has chosen. If it is the whole error, the command has already printed why it failed.
+// An exitCode is an error that sets the exit code. If it is not wrapped in another error, the command has already printed
+// why it failed.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
@@ -44,7 +45,7 @@ func main() {
 	// log as errors; serve sets its own logger.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
-	var signaled atomic.Int32 // no cause of ctx, which net/http would return as the error of a request
+	var signaled atomic.Int32 // not the cause of ctx: net/http would return it as the error of a request
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
@@ -66,7 +67,7 @@ func main() {
 	}
 }
 
-// fail prints why a command failed, and returns the exit code. That of a refusal is in package codes.
+// fail prints why a command failed, and returns the exit code. Package codes defines the exit codes of refusals.
 func fail(w io.Writer, err error) int {
 	if _, printed := err.(exitCode); !printed {
 		fmt.Fprintln(w, "kubejoin:", sanitize(err.Error()))
@@ -122,7 +123,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 		return &usageError{err: flagError(cmd.Flags(), err)}
 	})
 	root.SetUsageFunc(usage)
-	root.Flags().Bool("version", false, "print the version of kubejoin") // cobra would add -v, which is --verbosity
+	root.Flags().Bool("version", false, "print the version of kubejoin") // cobra would add -v as its short form, but -v means --verbosity
 	root.PersistentFlags().Bool("quiet", false, "print no lines about progress on standard error")
 	heading(root.PersistentFlags(), "Help flags")
 	group := func(id string, commands ...*cobra.Command) {

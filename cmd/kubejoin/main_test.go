@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A refusal has the same exit code in all commands, from a server or from the library.
+// A refusal must have the same exit code in all commands, whether it comes from a server or from the library.
 func TestExitCodeOfRefusal(t *testing.T) {
 	problem := func(name string) error { return &api.Problem{Type: api.ProblemType + name} }
 	for name, test := range map[string]struct {

@@ -101,7 +101,7 @@ in a --mount. The command contacts no cluster.`,
 	return cmd
 }
 
-// pod checks the flags, and those of 'kubejoin serve' as serve does.
+// pod checks the flags of this command, and the flags of 'kubejoin serve' in more like serve itself.
 func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	var m mistakes
 	folders := append([]string{o.pkiDir}, o.mounts...)
@@ -148,7 +148,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 		mounted := slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") })
 		m.when(file != "" && !mounted, "--%s: %s is in no folder that is mounted; add --mount %s", flag, file, safetext.Quote(filepath.Dir(file)))
 	}
-	host, port, _ := net.SplitHostPort(s.Listen) // checked by options
+	host, port, _ := net.SplitHostPort(s.Listen) // options has checked the address
 	number, err := strconv.ParseInt(port, 10, 32)
 	m.when(err != nil || number < 1 || number > 65535, "--listen: port %q given, want 1 to 65535", port)
 	slices.SortFunc(m, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -157,8 +157,8 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	}, m.err()
 }
 
-// kubeconfigExpiry returns when the client certificate in a kubeconfig expires, and a notice if the pod would not work
-// or would have more rights than it needs. Both are empty for a kubeconfig without a certificate.
+// kubeconfigExpiry returns when the client certificate in a kubeconfig expires. It also returns a notice if the pod would
+// not work with the kubeconfig or would have too many rights. Both are empty for a kubeconfig without a certificate.
 func kubeconfigExpiry(file string) (expires, notice string, err error) {
 	content, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

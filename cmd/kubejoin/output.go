@@ -84,7 +84,7 @@ func (o *output) object(w io.Writer, object any) (done bool, err error) {
 	return false, nil
 }
 
-// table aligns columns, three spaces apart like kubeadm. It replaces control characters in cells, which others wrote.
+// table aligns columns, three spaces apart like kubeadm. It replaces control characters, because cells contain untrusted text.
 func table(w io.Writer, rows [][]string) error {
 	_, err := io.WriteString(w, tableText(rows))
 	return err
@@ -103,7 +103,7 @@ func tableText(rows [][]string) string {
 	return b.String()
 }
 
-// text prints an object if --output is a format of objects, and otherwise the text.
+// text prints the object if --output is json, yaml or jsonpath, and otherwise prints the text.
 func (o *output) text(w io.Writer, object any, text string) error {
 	done, err := o.object(w, object)
 	if !done {
@@ -112,8 +112,8 @@ func (o *output) text(w io.Writer, object any, text string) error {
 	return err
 }
 
-// list prints a list in the format of --output: as an object, as the names of its items, or as a table. An item without a name
-// is not among the names. It says on standard error that a table would be empty.
+// list prints a list in the format of --output: as an object, as the names of its items, or as a table. The names leave out
+// items without a name. If the table would be empty, list prints a notice to standard error.
 func list[T any](o *output, w io.Writer, object any, items []T, name func(T) string, columns []string, row func(T) []string) error {
 	if done, err := o.object(w, object); done {
 		return err
@@ -139,7 +139,7 @@ func list[T any](o *output, w io.Writer, object any, items []T, name func(T) str
 	return table(w, rows)
 }
 
-// did says what a command did, or would have done.
+// did returns done. With dryRun, it adds that the command would have done it.
 func did(dryRun bool, done string) string {
 	if dryRun {
 		return "would be " + done + " (dry run)"
@@ -147,7 +147,7 @@ func did(dryRun bool, done string) string {
 	return done
 }
 
-// stamp formats a time. For the zero time, it returns otherwise.
+// stamp formats a time. For the zero time, it returns the text otherwise.
 func stamp(t time.Time, otherwise string) string {
 	if t.IsZero() {
 		return otherwise

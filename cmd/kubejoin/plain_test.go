@@ -62,7 +62,7 @@ func TestSanitizesErrors(t *testing.T) {
 	}
 }
 
-// A Secret of someone else may have a description of any length, which must not pad the rows of all tokens.
+// A Secret that another program wrote may have a long description. It must not widen the rows of all tokens in the table.
 func TestTokenTableCutsDescriptions(t *testing.T) {
 	var out strings.Builder
 	must.OK(t, (&output{format: "text"}).tokens(&out, nil, []api.Token{{ID: "abcdef", Description: strings.Repeat("x", 100_000)}}))

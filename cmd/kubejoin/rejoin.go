@@ -34,7 +34,7 @@ const exitRejoinTimeout exitCode = 4
 // minRejoinRetry is the shortest delay before a retry.
 const minRejoinRetry = 2 * time.Second
 
-// rejoinOptions are the flags of rejoin. Its kubeconfig is that of the kubelet.
+// rejoinOptions are the flags of rejoin. The flag --kubeconfig names the kubelet's kubeconfig.
 type rejoinOptions struct {
 	remoteOptions
 	certDir, key, node, bindKey string
@@ -164,7 +164,8 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 	return o.rejoin(cmd, server, files, done)
 }
 
-// files returns what the kubeconfig says. Without one, a machine with a bound key has lost its disk.
+// files returns the kubelet files that the kubeconfig names. If a machine with a bound key has no kubeconfig, it has lost
+// its disk.
 func (o *rejoinOptions) files() (k kubelet.Files, err error) {
 	if o.key != "" && !exists(o.kubeconfig) {
 		k.Current, err = kubelet.Current(o.certDir)
@@ -174,7 +175,7 @@ func (o *rejoinOptions) files() (k kubelet.Files, err error) {
 	return k, err
 }
 
-// dial returns a client that presents a certificate, also one that the server does not name in the handshake.
+// dial returns a client that presents a certificate, even if the server does not list its CA in the TLS handshake.
 func (o *rejoinOptions) dial(ca []byte, pair tls.Certificate) (*client.Client, func(), error) {
 	o.server, o.trusted = o.url, cmp.Or(o.caFile, o.kubeconfig)
 	var roots *x509.CertPool
@@ -192,7 +193,7 @@ func (o *rejoinOptions) dial(ca []byte, pair tls.Certificate) (*client.Client, f
 		MinVersion: tls.VersionTLS12, RootCAs: roots,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil },
 	})
-	server.HTTP.Timeout = rejoinTimeout // and then it retries
+	server.HTTP.Timeout = rejoinTimeout // limits one request: after that, rejoin retries
 	return server, stop, nil
 }
 
@@ -215,7 +216,7 @@ func (o *rejoinOptions) bind(cmd *cobra.Command, server *client.Client, done rej
 }
 
 func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, files kubelet.Files, done rejoined) error {
-	file, err := files.Prepare() // before the request, which counts
+	file, err := files.Prepare() // before the request, because a request uses up the rejoin budget
 	if err != nil {
 		return err
 	}
@@ -273,7 +274,7 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, files 
 // rejoinTimeout limits one request.
 const rejoinTimeout = time.Minute
 
-// retry calls try until it succeeds, is refused, meets a server that is not trusted, or the time is over.
+// retry calls try until it succeeds, the server refuses, the server is not trusted, or the time most is over.
 func retry[T any](cmd *cobra.Command, most time.Duration, try func() (T, error)) (T, error) {
 	deadline, told := time.Now().Add(most), ""
 	defer waiting{"for the kubejoin server", most + rejoinTimeout}.begin(cmd)()

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A backend is what commands do on a cluster or on a kubejoin server. An error about invalid fields is an
+// A backend runs the operations of commands on a cluster or on a kubejoin server. An error about invalid fields is an
 // api.InvalidFields or an api.Problem.
 type backend interface {
 	// CreateToken creates req.Token. If it fails, and the token exists or may exist, the returned token has its ID.
@@ -35,13 +35,13 @@ type backend interface {
 	UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error)
 	CARotation(ctx context.Context, ca string) (api.CARotation, error)
 	PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error)
-	// StepCA takes a rotation to a stage, or with "abort" back by one stage.
+	// StepCA moves a rotation to a stage. The step "abort" moves it back by one stage.
 	StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error)
 	Explain(ctx context.Context, node string) (api.NodeExplanation, error)
 	ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error)
 }
 
-// A remote is what a command works on: either a cluster or a kubejoin server. One of the two fields is nil.
+// A remote is the cluster or the kubejoin server that a command works on. Either cluster or server is nil.
 type remote struct {
 	backend
 	cluster *kube.Cluster
@@ -57,7 +57,7 @@ func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
 	return kubeconfig, nil
 }
 
-// flagNames maps fields of requests to flags, where the names differ.
+// flagNames maps the fields of requests to flags whose names differ.
 var flagNames = map[string]string{
 	"maxNodes":            "max-nodes",
 	"nodeNames":           "node-name",
@@ -102,7 +102,8 @@ func explain(err error) error {
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
 }
 
-// reasonOf returns the reason of a refusal by a server, which is its problem type, or by the library; empty for other errors.
+// reasonOf returns the reason of a refusal: the problem type of a server, or the reason of a refusal by the library. For
+// other errors, it returns an empty string.
 func reasonOf(err error) string {
 	if p := (*api.Problem)(nil); errors.As(err, &p) {
 		return strings.TrimPrefix(p.Type, api.ProblemType)

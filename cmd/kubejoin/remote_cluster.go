@@ -38,7 +38,7 @@ func clusterClient(rules *clientcmd.ClientConfigLoadingRules, context string) (k
 	return clientset, nil
 }
 
-// connectCluster connects to the cluster of the flags.
+// connectCluster connects to the cluster that the flags select.
 func (o *remoteOptions) connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRules) (*remote, func(), error) {
 	clientset, err := clusterClient(rules, o.context)
 	if err != nil {

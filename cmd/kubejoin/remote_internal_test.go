@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// Catches a bearer token that goes to a server which a file in the working directory names.
+// A file in the working directory may name any server. Catches a command that sends a bearer token to such a server.
 func TestTrustsOnlyLoopbackServerOfForeignCurlrc(t *testing.T) {
 	for server, want := range map[string]string{
 		"https://127.0.0.1:9443":     "https://127.0.0.1:9443",

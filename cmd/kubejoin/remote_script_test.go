@@ -48,7 +48,7 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	ts.Defer(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if the process has ended
 		select {
 		case <-ended:
 		case <-time.After(time.Minute):

@@ -21,8 +21,8 @@ import (
 // onServer is a kubejoin server.
 type onServer struct{ *client.Client }
 
-// CreateToken implements operations. After a lost response it retries: the request has the same token, so this creates no
-// second one.
+// CreateToken implements operations. After a lost response it retries. The retry sends the same token, so it cannot create
+// a second token.
 func (s onServer) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
 	made, err := s.Client.CreateToken(ctx, req)
 	if maybeApplied(err) && ctx.Err() == nil {
@@ -51,14 +51,14 @@ func (s onServer) CreateToken(ctx context.Context, req api.CreateToken) (api.Tok
 	return api.Token{ID: id}, err
 }
 
-// lookTimeout limits how long to look for a token after a lost response.
+// lookTimeout limits the look-up of a token after a lost response.
 const lookTimeout = 10 * time.Second
 
 // maybeApplied reports whether the server may have carried out a request although the client got an error.
 func maybeApplied(err error) bool {
 	var p *api.Problem
 	var dial *net.OpError
-	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing sent
+	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // a dial error: nothing was sent
 }
 
 // maybeApplied reports whether a cluster or a server may have carried out a request although the command got an error.
@@ -87,7 +87,7 @@ func (s onServer) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (j j
 	if j.CAs, err = clusterinfo.ParseCAs([]byte(made.CABundle)); err != nil {
 		return j, err
 	}
-	// Without --advertise, the endpoint is the API server, which has no turns.
+	// Without --advertise, the endpoint is the API server, where machines cannot take turns.
 	if apiServer, err := clusterinfo.JoinEndpoint(made.APIServer); err == nil && made.Endpoint == apiServer {
 		j.TurnServer, _ = clusterinfo.JoinEndpoint(s.URL) // empty with an error
 	}

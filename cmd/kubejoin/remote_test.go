@@ -151,7 +151,7 @@ func TestTokensOfCluster(t *testing.T) {
 	}
 	kube.run("token", "list", "--show-secrets", "-o", "csv").ok().has(own.Reveal() + ",system:bootstrap:" + own.ID() + `,,"system:bootstrappers,` + tokens.DefaultGroup + `"`)
 
-	// The limits are on the Secret. Without a running kubejoin there is a warning.
+	// kubejoin stores the limits in the Secret. If no kubejoin runs on the cluster, it prints a warning.
 	const noKubejoin = "no kubejoin is known to run on this cluster (there is no Lease kubejoin-system/kubejoin): if none runs with --leader-elect=false, start one"
 	limited := kube.run("token", "create", "--max-nodes", "2", "--node-name", "worker-*", "--certificate-duration", "48h").ok().warned(noKubejoin).token()
 	secret := must.Value(secrets.Get(ctx, "bootstrap-token-"+limited.ID(), metav1.GetOptions{}))(t)
@@ -176,7 +176,7 @@ func TestTokensOfCluster(t *testing.T) {
 	kube.run("token", "create", "--owner", "karpenter.sh/v1/NodeClaim/a").failed("cannot read karpenter.sh/v1/NodeClaim/a: the server could not find the requested resource")
 	kube.run("token", "create", "--owner", "rbac.authorization.k8s.io/v1/ClusterRole/system:node", "--print-join-command").ok()
 
-	// A Lease that is held gives no warning, and an expired one gives it again.
+	// A held Lease prevents the warning. After the Lease has expired, kubejoin prints the warning again.
 	if r := kube.run("token", "create", "--max-nodes", "1", "--dry-run").ok().warned(noKubejoin); r.stdout == "" {
 		t.Error("no token is printed")
 	}
@@ -205,7 +205,7 @@ func TestTokensOfCluster(t *testing.T) {
 	must.Value(leases.Update(ctx, lease, metav1.UpdateOptions{}))(t)
 	kube.run("token", "create", "--max-nodes", "1").ok().warned("no replica holds the Lease kubejoin-system/kubejoin")
 
-	// A claim is listed and released, and its slot is free again.
+	// kubejoin lists and releases a claim, and the slot is free again.
 	record := must.Value(store.Update(ctx, limited.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1", "worker-2"}; return nil }))(t)
 	for _, name := range record.Nodes {
 		must.Value(storetest.CreateClaim(ctx, claims, tokens.Claim{Node: name, TokenID: limited.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
@@ -219,7 +219,7 @@ func TestTokensOfCluster(t *testing.T) {
 		t.Errorf("nodes %v, %v", record.Nodes, err)
 	}
 	if c, err := claims.Get(ctx, "worker-1", tokens.Live); err != nil || !c.Released() || c.Past.CertificateDuration != record.Limits.CertificateDuration {
-		t.Errorf("claim: %+v, %v", c, err) // its certificates may still be valid
+		t.Errorf("claim: %+v, %v", c, err) // it must have a Past, because its certificates may still be valid
 	}
 
 	// A cluster has no issuance record.
@@ -269,7 +269,7 @@ func TestReportsMissingPermissions(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: "visitor"},
 	}, metav1.CreateOptions{}))(t)
 	token := onKube{t, c.Kubeconfig()}.run("token", "create", "--wait", "0").ok().token()
-	for { // the authorizer sees the role with a delay
+	for { // RBAC applies the role with a delay
 		r := visitor.run("token", "list", "-o", "name")
 		if r.err == nil {
 			r.has(token.ID())
@@ -314,7 +314,7 @@ func sameTable(t *testing.T, theirs, ours string) {
 		slices.Sort(rows)
 		return rows
 	}
-	// The last column is of kubejoin alone.
+	// Only kubejoin has the last column.
 	header, _, _ := strings.Cut(ours, "\n")
 	kubeadms := ""
 	for line := range strings.Lines(ours) {

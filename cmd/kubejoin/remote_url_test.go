@@ -38,7 +38,7 @@ func TestURLWithPath(t *testing.T) {
 	}
 }
 
-// A client that followed a redirect would send the bearer token to another server.
+// Catches a client that follows a redirect, and so sends the bearer token to another server.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
 		elsewhere := make(chan string, 10)

@@ -67,7 +67,7 @@ only if you set that up: see 'kubejoin authorization-config --help' and
 	return cmd
 }
 
-// revokeArguments sets what to revoke.
+// revokeArguments sets the field of the request to which the arguments belong.
 func revokeArguments(asked *api.Revoke, args []string) error {
 	if len(args) > 1 {
 		return usagef("NODE: %d given, want one node name", len(args))
@@ -151,7 +151,7 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 // revokedName returns the node name or the fingerprint of a revocation.
 func revokedName(r api.Revocation) string { return cmp.Or(r.Node, r.Fingerprint) }
 
-// revoked prints what was revoked.
+// revoked prints the new revocations.
 func (o *output) revoked(w io.Writer, revoked api.RevocationList) error {
 	return list(o, w, revoked, revoked.Items, revokedName, nil, func(r api.Revocation) []string {
 		what := "node "

@@ -71,7 +71,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// scriptExpire gives the key in a PEM file another certificate, which has expired.
+// scriptExpire replaces the certificate in a PEM file by an expired certificate of the same key.
 func scriptExpire(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: expire FILE")

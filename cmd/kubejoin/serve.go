@@ -46,8 +46,8 @@ type serveOptions struct {
 	userTokens                int           // 0: unlimited
 	maxTokenTTL               time.Duration // 0: unlimited
 	maxTokenNodes             int           // 0: unlimited
-	cidrs, suffixes, services []string      // of serving certificates
-	leaveAlone                []string      // reasons, of serving certificates
+	cidrs, suffixes, services []string      // allowed in serving certificates
+	leaveAlone                []string      // reasons for which kubejoin does not deny a serving certificate
 	existingNodes             string
 	tokenStore                string
 	etcd                      etcdstore.Config // with --token-store=etcd
@@ -55,7 +55,7 @@ type serveOptions struct {
 	logFormat                 string
 	verbosity                 int
 
-	given func(flag string) bool // on the command line
+	given func(flag string) bool // whether the command line sets a flag
 }
 
 func serveCommand() *cobra.Command {
@@ -104,7 +104,7 @@ or a client certificate of --client-ca-file. Admins in --token-auth-file may do 
 			o.given = cmd.Flags().Changed
 			options, err := o.options()
 			if err != nil {
-				if file := o.cluster.Kubeconfig; file != "" && !exists(file) { // the mistake may explain the others
+				if file := o.cluster.Kubeconfig; file != "" && !exists(file) { // a missing kubeconfig may be the cause of the other errors
 					err = &usageError{err: errors.Join(fmt.Errorf("--kubeconfig: %s does not exist; want the kubeconfig of the cluster, for example %s", file, adminConf), err)}
 				}
 				return err
@@ -199,14 +199,14 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	heading(f, "Other flags")
 }
 
-// registerEtcd adds the flags of a store in etcd, named as those of kube-apiserver.
+// registerEtcd adds the flags of a store in etcd. They have the names of kube-apiserver's flags.
 func registerEtcd(f *pflag.FlagSet, c *etcdstore.Config) {
 	const only = "with --token-store=etcd: "
 	listVar(f, &c.Endpoints, "etcd-servers", nil, only+"URLs of the members, for example https://10.0.0.1:2379,https://10.0.0.2:2379")
 	registerEtcdFiles(f, c, only)
 }
 
-// registerEtcdFiles adds the flags of etcd but the URLs.
+// registerEtcdFiles adds the flags of etcd except the flag for URLs.
 func registerEtcdFiles(f *pflag.FlagSet, c *etcdstore.Config, only string) {
 	f.StringVar(&c.CAFile, "etcd-cafile", "", only+"CA of the members (default: the system's CAs)")
 	f.StringVar(&c.CertFile, "etcd-certfile", "", only+"client certificate; re-read for each connection")

@@ -130,7 +130,7 @@ func openSignerConfig(stdin io.Reader, file string, d config.Defaults) (*config.
 	return config.Compile("standard input", content, d)
 }
 
-// clusterCA stands in for the cluster CA, which this command does not need.
+// clusterCA returns a placeholder for the cluster CA, because this command does not need the real CA.
 func clusterCA() (*signer.CA, error) {
 	return nil, errors.New("the cluster CA is not available to this command")
 }
@@ -190,7 +190,7 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 	for _, s := range says.Signers {
 		v := signerView{Name: s.Name, Approval: append([]string{}, s.Approval...)}
 		if s.CA != (config.CAFiles{}) {
-			if ca, err := made[s.Name].CA(); err == nil { // it is fixed
+			if ca, err := made[s.Name].CA(); err == nil { // always: the CA of a file is fixed
 				cert := ca.Certificate()
 				v.CA = caView{CertFile: s.CA.CertFile, KeyFile: s.CA.KeyFile, PassphraseFile: s.CA.PassphraseFile, Subject: cert.Subject.String(), Serial: cert.SerialNumber.Text(16), Expires: &cert.NotAfter}
 			}

@@ -108,7 +108,7 @@ func rowsOf(c storecopy.Counts) string {
 	return fmt.Sprintf("%d tokens, %d claims, %d revocations and %d entries of the issuance record", c.Tokens, c.Claims, c.Revocations, c.IssuanceEntries)
 }
 
-// copied returns a function that prints the numbers of rows to standard error, every few seconds.
+// copied returns a function that prints how many rows were copied, every few seconds, to standard error.
 func copied(cmd *cobra.Command) func(storecopy.Counts, int) {
 	last := time.Now()
 	return func(c storecopy.Counts, compared int) {
@@ -124,7 +124,7 @@ func copied(cmd *cobra.Command) func(storecopy.Counts, int) {
 	}
 }
 
-// storeError returns the error of opening a store under the name of its flag.
+// storeError adds the name of the flag to an error of opening a store.
 func storeError(cmd *cobra.Command, flag string, err error) error {
 	named := fmt.Errorf("--%s: %w", flag, err)
 	if errors.Is(err, storecopy.ErrSpec) || errors.As(err, new(*tokens.FieldError)) {
@@ -182,7 +182,7 @@ func checkStore(ctx context.Context, spec string, config etcdstore.Config) (coun
 	return s.Check(ctx)
 }
 
-// findings prints findings, and returns the exit code.
+// findings prints the defects that 'kubejoin store check' found, and returns the exit code as an error.
 func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []storecopy.Violation) error {
 	text := ""
 	for _, f := range found {

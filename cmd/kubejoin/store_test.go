@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Catches a copy that is silent for minutes, also while it reads the record back.
+// Catches a copy that prints nothing for minutes, for example while it compares the issuance record.
 func TestReportsProgressOfCopy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
@@ -28,7 +28,7 @@ func TestReportsProgressOfCopy(t *testing.T) {
 			{1, 3, "kubejoin: copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record; compared 3 of 4 entries\n"},
 		} {
 			out.Reset()
-			time.Sleep(step.after) // of the fake clock
+			time.Sleep(step.after) // sleeps on the fake clock
 			if report(storecopy.Counts{Tokens: 1, Claims: 2, Revocations: 3, IssuanceEntries: 4}, step.compared); out.String() != step.want {
 				t.Errorf("after %s: got %q, want %q", step.after, out.String(), step.want)
 			}

@@ -39,7 +39,7 @@ func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
 		return tokenCSV(w, items)
 	}
 	now := time.Now()
-	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS", "STATUS"} // but for the last those of kubeadm
+	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS", "STATUS"} // the columns of kubeadm, and STATUS
 	if o.format == "wide" {
 		columns = append(columns, "NODES", "JOINED", "LIMITS", "AGE", "PROBLEM")
 	}
@@ -56,15 +56,15 @@ func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
 	})
 }
 
-// few returns some of the names in a cell of a table.
+// few joins the first names for a cell of a table.
 func few(names []string, separator string) string {
 	return strings.ReplaceAll(safetext.Few(names), ", ", separator)
 }
 
-// soon is how long before its end the table says so of a token.
+// The table shows the status "expires soon" for a token that expires within soon.
 const soon = 10 * time.Minute
 
-// shownStatus returns the status of a token for a person.
+// shownStatus returns the status of a token as the table shows it.
 func shownStatus(t api.Token, now time.Time) string {
 	switch {
 	case t.Status != api.StatusActive:
@@ -239,7 +239,7 @@ func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.To
 	return nil
 }
 
-// tokenIDs returns the token IDs in args, of which it needs one or more.
+// tokenIDs returns the token IDs in args. It fails if args is empty.
 func tokenIDs(args []string) ([]string, error) {
 	if len(args) == 0 {
 		return nil, usagef("ID: none given, want one token ID or several")

@@ -182,8 +182,8 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	return asked, nil
 }
 
-// chosenToken returns the token in the argument, the one on standard input for "-", or a new one. Its errors do not
-// contain the token.
+// chosenToken returns the token in the argument, or for "-" the token on standard input. Without an argument, it returns a
+// new token. Its errors do not contain the token.
 func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 	switch {
 	case len(args) == 0:
@@ -204,7 +204,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	made, err := r.CreateToken(ctx, asked)
 	if err != nil {
 		switch {
-		case made.ID == "": // it does not exist
+		case made.ID == "": // a dry run: the token does not exist
 		case o.printJoinCommand:
 			err = o.notPrinted(err, made.ID)
 		default:

@@ -62,7 +62,7 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	return o.unwritten(err, j.Token.ID())
 }
 
-// unwritten returns the error of a write to standard output, after a token was created.
+// unwritten adds to the error of a write to standard output that a token was created, and what to do.
 func (o *tokenCreateOptions) unwritten(err error, id string) error {
 	switch {
 	case err == nil || o.dryRun:
@@ -73,10 +73,10 @@ func (o *tokenCreateOptions) unwritten(err error, id string) error {
 	return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed: %w", id, err), id)
 }
 
-// notPrinted adds the command that removes the token to an error. kubejoin made this token and did not print it: a script would
-// take a token on standard output for a join command.
+// notPrinted adds the command that removes the token to an error. kubejoin does not print this token, because a script
+// would take text on standard output for a join command.
 func (o *tokenCreateOptions) notPrinted(err error, id string) error {
-	if o.chosen || o.dryRun { // the caller has the token, and machines may use it; or it does not exist
+	if o.chosen || o.dryRun { // chosen: the caller has the token, and machines may use it. dryRun: the token does not exist.
 		return err
 	}
 	return fmt.Errorf("%w; nothing was printed, so remove the token with: kubejoin token delete %s", err, id)
@@ -103,7 +103,7 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, cmd *cobra.Command, 
 	return o.unwritten(err, made.ID)
 }
 
-// ofLoopback returns a warning of the endpoint of a join command at which each machine connects to itself.
+// ofLoopback returns a warning if the endpoint of a join command is a loopback address, where each machine connects to itself.
 func ofLoopback(endpoint string) []string {
 	if !clusterinfo.IsLoopback(endpoint) {
 		return nil

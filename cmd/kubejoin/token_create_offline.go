@@ -53,7 +53,7 @@ func (o *offlineOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.outDir, "output-dir", "", "with --offline: folder to write token-secret.yaml and cluster-info.yaml to")
 }
 
-// check refuses flags that exclude each other, and missing ones.
+// check refuses flags that exclude each other, and reports missing flags.
 func (o *offlineOptions) check(given func(flag string) bool, format string) error {
 	var m mistakes
 	if !o.offline {
@@ -71,8 +71,8 @@ func (o *offlineOptions) check(given func(flag string) bool, format string) erro
 	return m.err()
 }
 
-// prepared is a token that no API server has yet, and the manifests to apply: the Secret, cluster-info, and the RBAC
-// that makes it public, in this order.
+// prepared is a token that no API server has yet, and the manifests to apply, in this order: the Secret, cluster-info, and
+// the RBAC rules that let everybody read cluster-info.
 type prepared struct {
 	api.Token
 	Manifests []runtime.Object `json:"manifests"`
@@ -116,7 +116,7 @@ func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format s
 	return nil
 }
 
-// prepare creates the token by the rules of a server.
+// prepare creates the token with the same checks and defaults as a kubejoin server.
 func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (prepared, error) {
 	var p prepared
 	kubeconfig, err := kubeconfigOf(o.caFile, o.apiServer)

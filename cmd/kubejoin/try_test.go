@@ -25,8 +25,8 @@ var update = flag.Bool("update", false, "write docs/try.svg")
 
 var shell = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 
-// TestReadmeTry runs what README.md lets a reader type in the second terminal, compares the output with the one that the
-// page shows, and docs/try.svg with both.
+// TestReadmeTry runs the commands that README.md shows for the second terminal. It compares their output with README.md and
+// with docs/try.svg.
 func TestReadmeTry(t *testing.T) {
 	need.Programs(t, "bash", "curl", "openssl")
 	_, section, _ := strings.Cut(string(must.Value(os.ReadFile("../../README.md"))(t)), "\n## Try it without a cluster\n")
@@ -61,7 +61,7 @@ func TestReadmeTry(t *testing.T) {
 	}
 }
 
-// Sizes in pixels and characters. charWidth is that of a wide monospaced font.
+// Sizes in pixels and characters. charWidth is the width in a wide monospaced font.
 const (
 	columns    = 100
 	charWidth  = 7.3
@@ -69,7 +69,8 @@ const (
 	padding    = 16
 )
 
-// Each line appears after a delay. A viewer that shows no animation, or a reader who wants none, sees all lines.
+// Each line appears after a delay. Without animation, all lines are visible: if the viewer does not support it, or if the
+// reader prefers reduced motion.
 const recordingStyle = `<style>
 text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; fill: #1f2328; animation: appear 0.1s backwards }
 .typed { font-weight: bold; fill: #0550ae }
@@ -84,17 +85,17 @@ rect { fill: #0d1117; stroke: #3d444d }
 </style>
 `
 
-// recording splits what a shell printed into the typed lines and the output, and draws both as in a terminal. The drawing
-// has the lines of shown in place of the output, which differs from run to run.
+// recording splits the output of a shell into typed lines and the output of commands, and draws both as in a terminal. The
+// drawing shows the lines of shown instead of the output, because the output differs from run to run.
 func recording(printed, typed, shown string) (svg []byte, output string) {
 	var body strings.Builder
 	commands, samples := strings.Split(typed, "\n"), strings.Split(shown, "\n")
-	y, delay := padding, -1.6 // the first line is there at once
+	y, delay := padding, -1.6 // negative, so that the first line appears at once
 	for line := range strings.Lines(printed) {
 		class, text := "", samples[0]
 		if strings.TrimSuffix(line, "\n") == commands[0] {
 			class, text, commands = ` class="typed"`, "$ "+commands[0], commands[1:]
-			if strings.HasPrefix(line, " ") || strings.HasPrefix(line, "done") { // the command began on a line above
+			if strings.HasPrefix(line, " ") || strings.HasPrefix(line, "done") { // continues a command that began on a line above
 				text = "> " + text[2:]
 			} else {
 				delay += 1.5

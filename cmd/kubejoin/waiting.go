@@ -12,11 +12,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// longWait is how long a command waits before it says so. Scripts take a line on standard error for a warning, and most
-// commands take less.
+// longWait is how long a command waits before it prints what it waits for. Most commands take less, so they print nothing
+// on standard error that a script could take for a warning.
 const longWait = 2 * time.Second
 
-// A waiting describes a wait: what for, as in "for the API server", and its limit. The limit 0 means that there is none.
+// A waiting describes a wait: what the command waits for, as in "for the API server", and for how long. The limit 0 means
+// no limit.
 type waiting struct {
 	what string
 	most time.Duration
@@ -25,8 +26,8 @@ type waiting struct {
 // serverWait is how long a kubejoin server may take for a response: the longest wait that it allows, and a margin.
 const serverWait = api.MaxWait + time.Minute
 
-// begin prints what a command waits for, when it has printed nothing for longWait, until it calls done. The line never comes
-// amid the result or after it.
+// begin prints what a command waits for, if the command prints nothing for longWait before it calls done. It never prints
+// the line within or after the result.
 func (w waiting) begin(cmd *cobra.Command) (done func()) {
 	limit := "without a time limit; Ctrl-C ends the wait"
 	if w.most > 0 {
@@ -38,7 +39,7 @@ func (w waiting) begin(cmd *cobra.Command) (done func()) {
 	out.over = time.AfterFunc(longWait, func() {
 		out.mu.Lock()
 		defer out.mu.Unlock()
-		if !out.ended && time.Since(out.since) >= longWait { // else a write came first
+		if !out.ended && time.Since(out.since) >= longWait { // false if a write came first
 			progress(cmd, "waiting %s, %s", w.what, limit)
 		}
 	})
@@ -52,7 +53,7 @@ func (w waiting) begin(cmd *cobra.Command) (done func()) {
 	}
 }
 
-// A silence is standard output of a command that waits.
+// A silence is the standard output of a waiting command. It measures the time since the last write.
 type silence struct {
 	io.Writer
 	mu    sync.Mutex
@@ -71,7 +72,7 @@ func (s *silence) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// or returns w with the fields of another one where it has none.
+// or returns w, with its empty fields taken from other.
 func (w waiting) or(other waiting) waiting {
 	return waiting{cmp.Or(w.what, other.what), cmp.Or(w.most, other.most)}
 }

@@ -24,11 +24,11 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// Each command that waits for two seconds says for what, and for how long at most. Ctrl-C ends it with 130, and it says what
-// remains.
+// A command that waits for two seconds must print what it waits for, and for how long at most. After Ctrl-C, it must exit
+// with 130 and print what remains.
 func TestSaysWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
-	silent := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t) // nobody accepts
+	silent := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t) // nobody accepts connections, so clients wait
 	t.Cleanup(func() { _ = silent.Close() })
 	address := silent.Addr().String()
 	url, dir, host := "https://"+address, t.TempDir(), newControlPlane(t)
@@ -95,9 +95,9 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = t.TempDir(), []string{"HOME=/none"}, &out, &errs
 		must.OK(t, cmd.Start())
 		ended := make(chan struct{})
-		go func() { _ = cmd.Wait(); close(ended) }() // its code is checked below
+		go func() { _ = cmd.Wait(); close(ended) }() // the test checks its exit code below
 		commands.Go(func() {
-			_ = wait.Poll(20*longWait, func() error { // without a line, the count below fails
+			_ = wait.Poll(20*longWait, func() error { // if the line is missing, the count below fails
 				select {
 				case <-ended:
 				default:
@@ -114,7 +114,7 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 			case "serve":
 				code, end = 0, "\n"
 			}
-			_ = cmd.Process.Signal(signal) // fails if it has ended
+			_ = cmd.Process.Signal(signal) // fails if the command has ended
 			<-ended
 			got := errs.String()
 			if cmd.ProcessState.ExitCode() != code || !strings.Contains(got, "waiting "+test.waits+"\n") || strings.Count(got, "waiting") != 1 ||
@@ -135,7 +135,7 @@ func (slowPipe) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Catches a line that says that the command waits while it prints the result, and after that.
+// Catches a command that prints that it waits while it prints the result, or after the result.
 func TestWaitEndsWhenResultIsPrinted(t *testing.T) {
 	for _, test := range []struct {
 		quiet  bool

@@ -17,7 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A join command that no other machine can use comes with a warning, but not the token alone.
+// A join command with a loopback address must come with a warning, because no other machine can use it. A token without a
+// join command must not.
 func TestWarnsOfLoopbackInJoinCommand(t *testing.T) {
 	endpoint := ""
 	web := newWebServer(t, func(api http.Handler) http.Handler {
@@ -62,7 +63,7 @@ func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 		t.Errorf("token without signing: got warnings %q, want none about cluster-info", r.stderr)
 	}
 
-	// The same holds for a kubejoin that leaves signing to another signer, whose CA it does not have.
+	// kubejoin must also warn if it leaves signing to another signer, whose CA it does not have.
 	dir := t.TempDir()
 	own, bearer := filepath.Join(dir, "signers.yaml"), filepath.Join(dir, "bearer")
 	for file, content := range map[string]string{

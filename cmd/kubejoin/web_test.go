@@ -29,15 +29,16 @@ import (
 // A webServer serves the API for commands.
 type webServer struct {
 	store *boltstore.Store
-	// rotations are the rotations of CAs, and seen are the observations of them. later is how far their clock is ahead.
+	// rotations are the rotations of CAs, and seen are the observations of these rotations. later is how far the clock of
+	// rotations is ahead.
 	rotations *rotationtest.Memory
 	seen      observations
 	later     time.Duration
 	url       string
-	dir       string // has the CA and the bearer token
+	dir       string // the folder with the CA and the bearer token
 }
 
-// newWebServer starts a server with the handler that around makes from the handler of the API.
+// newWebServer starts a server with the handler that around returns for the handler of the API.
 func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServer {
 	t.Helper()
 	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)

@@ -151,8 +151,8 @@ Switch off bootstrap-signer-controller (bootstrapsigner) in kube-controller-mana
 // pkiDir is the folder of CAs that kubeadm mounts in kube-apiserver.
 const pkiDir = kubeadmDir + "/pki"
 
-// reviewer returns how kube-apiserver reaches kubejoin. A CA file below pki is named, so that it is right in each stage of a CA
-// rotation. Others are embedded: kube-apiserver may not have them.
+// reviewer returns how kube-apiserver reaches kubejoin. A CA file below pki is referenced by path, so that kube-apiserver
+// sees each change in a CA rotation. The content of other CA files is embedded: kube-apiserver may not have these files.
 func reviewer(url, path, caFile, pki string) (*clientcmdapi.Cluster, error) {
 	cas, err := readCAs(caFile)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// A CA that kubeadm mounts in kube-apiserver is named, so that a rotation of the CA changes what kube-apiserver trusts.
+// The kubeconfig must reference a CA that kubeadm mounts in kube-apiserver by path, so that kube-apiserver trusts the new
+// CA after a rotation.
 func TestReviewerNamesCAOfKubeadm(t *testing.T) {
 	pki := t.TempDir()
 	content, _, err := must.Value(signer.GenerateCA("x", time.Now(), 24*time.Hour))(t).PEM()
