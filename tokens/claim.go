@@ -21,8 +21,8 @@ type Claim struct {
 	Node string
 	// TokenID and TokenUID identify the token that holds the name.
 	TokenID, TokenUID string
-	// Limits are the limits that the token had when it took the name. They apply to the token even if
-	// its own limits are erased, and to renewals of the node's certificate after the token is gone.
+	// Limits are the limits that the token had when it took the name. They apply to the token even if somebody erases its
+	// own limits, and to renewals of the node's certificate after the token was deleted.
 	Limits Limits
 	// Keys are the admitted public keys, at most [MaxKeys]. Each is "sha256:" and the SHA-256 of the
 	// SubjectPublicKeyInfo in lower-case hex, as in CA pins.
@@ -33,17 +33,16 @@ type Claim struct {
 	// NodeUID is the UID of the Node that has registered. It is empty until kubejoin sees such a Node.
 	// If kubejoin has no access to Nodes, it is [ByCertificate] once the node has joined.
 	NodeUID string
-	// ReadyBefore is used if the token replaces a Node. It identifies the Ready period that the Node was
-	// in when the token took its name, as the Ready field of cleaner.Claims returns it. It is empty if
-	// the Node was not Ready.
+	// ReadyBefore is used only if the token replaces a Node. It is the Ready period of the Node at the time when the token
+	// took the name, as cleaner.Claims.Ready returns it. It is empty if the Node was not Ready.
 	ReadyBefore string
 	// ReadyAgain is set once the replaced Node is seen in another Ready period, and is never cleared.
 	// It means that a machine has replaced the Node, so the token admits no other machine.
 	ReadyAgain bool
 	// Past is what remains of earlier, released claims of the name.
 	Past ReleasedClaim
-	// Identity is what the node proves that it is itself with. Nodes without a token with limits have one,
-	// too: their claim is released.
+	// Identity is how the node proves its identity. A node that joined with a token without limits has an Identity, too, in
+	// a released claim.
 	Identity Identity
 
 	// Created, UID and Version are set by the store, as in a [Record]. If another token takes the name, the claim keeps its
@@ -53,9 +52,9 @@ type Claim struct {
 	Version string
 }
 
-// Claims stores claims, at most one for each node name. With the [Store] of the tokens it is the ledger of names and
-// slots. Its methods may be called concurrently. Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply.
-// Every other error may be temporary, and the write that failed with it may have taken effect.
+// Claims stores claims, at most one for each node name. Together with the [Store] of the tokens, it is the ledger of names
+// and slots. Its methods may be called concurrently. Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these
+// apply. Every other error may be temporary, and the write that failed with it may have taken effect.
 //
 // Every Claims must pass the suite in package tokens/storetest.
 type Claims interface {
@@ -66,24 +65,26 @@ type Claims interface {
 	List(ctx context.Context) ([]Claim, error)
 
 	// HeldBy returns the claims with this TokenID and any TokenUID, sorted by node name. Released claims are not among
-	// them. Unless it reads from a cache that may lag, it fails if it cannot decode one of the claims.
+	// them. HeldBy fails if it cannot decode one of the claims, except with [Cached].
 	HeldBy(ctx context.Context, id string, read Read) ([]Claim, error)
 
-	// Ended reports whether a token counts the name of c but admits no machine under it any more, because its claim on the
-	// name has ended. c is the current claim, or a Claim with only Node if the name has no claim. Ended reads nothing.
+	// Ended reports whether the claim of a token on the name of c has ended. The token then still counts the name, but
+	// admits no machine under it. c is the current claim, or a Claim with only Node if the name has no claim. Ended does
+	// not read from the store.
 	Ended(r Record, c Claim) bool
 
-	// Commit changes a token and claims, and returns the Outcome of each change. Before is the token as read; zero Records
-	// change no token. Each claim that a token with a node limit holds afterwards is counted in after, so no machine can be
-	// admitted without a slot. If a claim changes its holder or is released, its old token admits nobody under the name
-	// any more, but counts it. If after lacks a name that before counts, the slot is free when the token has no claim on the
-	// name. No name occurs in two changes. A change with the same Before and After writes nothing, unless it deletes the
-	// claim. A Commit that writes nothing may compare nothing.
+	// Commit changes a token and claims, and returns the Outcome of each change. before is the token as read; zero Records
+	// change no token. The caller must count in after each claim that a token with a node limit will hold, so that no
+	// machine is admitted without a slot. If a claim changes its holder or is released, its old token still counts the
+	// name, but admits nobody under it. If before counts a name and after does not, Commit frees the slot once the token
+	// holds no claim on the name. Each name may occur in only one change. A change with the same Before and After writes
+	// nothing, unless it deletes the claim. A Commit that writes nothing need not check for conflicts.
 	//
-	// If no claim may have changed, the outcomes are nil and the error is that of the token. It wraps ErrConflict or
-	// ErrNotFound if the token has changed since it was read. An error beside outcomes means that a slot may not be free
-	// yet. Commit checks the token like [Store.Update], and claims with [Claim.Check] and [Claim.Edit]. A new claim gets new
-	// values of Created, UID and Version, a changed one another Version, and a new holder another Created.
+	// If Commit has certainly changed no claim, the outcomes are nil, and the error says why. It wraps ErrConflict or
+	// ErrNotFound if the token has changed since it was read. If Commit returns outcomes and an error, a slot that after
+	// gives up may still be taken. Commit checks the token like [Store.Update], and claims with [Claim.Check] and
+	// [Claim.Edit]. A new claim gets new values of Created, UID and Version. A changed claim gets a new Version, and with a
+	// new holder a new Created.
 	Commit(ctx context.Context, before, after Record, changes []ClaimChange) ([]Outcome, error)
 
 	// Watch sends hints about changes, like [Store.Watch].
@@ -94,21 +95,23 @@ type Claims interface {
 // An After that is [Claim.Empty] deletes the claim.
 type ClaimChange struct{ Before, After Claim }
 
-// An Outcome is what became of a [ClaimChange] in a Commit.
+// An Outcome is the result of a [ClaimChange] in a Commit.
 type Outcome struct {
-	// Claim is as stored, if Err is nil.
+	// Claim is the stored claim if Err is nil.
 	Claim Claim
-	// Err is nil if the claim is stored and, if its token has a node limit, counted. It wraps [ErrConflict] if the claim
-	// or the count has changed since it was read, for example because another token was faster: read both again. It wraps
-	// [ErrExists] if something that is not a claim has the name: only a person can help. Any other error may be temporary.
+	// Err is nil if the claim is stored, and a token with a node limit counts it. Err wraps [ErrConflict] if the claim or
+	// the count has changed since it was read, for example because another token was faster: read both again. It wraps
+	// [ErrExists] if an object that is not a claim has the name, which only a person can solve. Any other error may be
+	// temporary.
 	Err error
 }
 
-// OwnName begins the names of all objects that kubejoin keeps beside claims.
+// OwnName is how the names of all objects begin that kubejoin stores beside claims.
 const OwnName = "kubejoin"
 
-// IsOwnName reports whether a name is kept for kubejoin's own objects: it is [OwnName], or OwnName, a hyphen and more. No
-// claim has such a name, because its Lease would be that object. So no node joins under it.
+// IsOwnName reports whether a name is reserved for kubejoin's own objects: [OwnName] itself, or OwnName followed by a
+// hyphen. No claim can have such a name, because its Lease would have the name of that object. So no node can join under
+// such a name.
 func IsOwnName(name string) bool { return name == OwnName || strings.HasPrefix(name, OwnName+"-") }
 
 // Check returns an error if a store must not accept the claim. It joins all errors.
@@ -147,13 +150,13 @@ const maxWord = 128
 
 func isShortWord(w string) bool { return len(w) <= maxWord && !strings.ContainsAny(w, ", \n") }
 
-// NewestRequests returns the last [MaxKeys] of requests. Stores use it to read claims that earlier
-// versions wrote, which kept all requests.
+// NewestRequests returns the last [MaxKeys] of requests. Stores use it to read claims from earlier versions of kubejoin,
+// which kept all requests.
 func NewestRequests(requests []string) []string {
 	return requests[max(0, len(requests)-MaxKeys):]
 }
 
-// Same reports whether c and d are the same claim of the same token. One may have changed since.
+// Same reports whether c and d are the same claim of the same token, possibly at different times.
 func (c Claim) Same(d Claim) bool {
 	return c.UID == d.UID && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID
 }

@@ -125,7 +125,8 @@ func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
 	}
 }
 
-// A limit that binds a machine after it has joined must outlive its claim. Each new limit needs a line here.
+// A limit that applies to a machine after it has joined must remain when its claim is released. Each new limit needs a line
+// here.
 func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 	binds := map[string]bool{
 		"MaxNodes": false, "NodeNames": false, "Replaces": false, "Role": false, "Problem": false, // decide who may join
@@ -178,7 +179,7 @@ func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 	}
 }
 
-// An empty key or fingerprint is that of a request that has proven none.
+// A request that has proven no key or fingerprint has an empty one, which must not match.
 func TestFindMatchesNothingEmpty(t *testing.T) {
 	i := tokens.Identity{Credentials: []tokens.Credential{{Fingerprint: "f"}, {Key: "k"}}}
 	for _, test := range []struct {
@@ -223,13 +224,13 @@ func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 	}
 }
 
-// Renewals extend what remains of a released claim, and few of them cost a write. It lasts a day longer than the last
-// certificate, because clocks may differ.
+// Renewals must extend the Past of a released claim, but only few renewals may cost a write. The Past must last a day
+// longer than the last certificate, because clocks may differ.
 func TestRenewedPastOutlivesCertificates(t *testing.T) {
 	const duration = 2 * time.Hour
 	now, writes := time.Now(), 0
 	p := tokens.Claim{TokenID: id, Limits: tokens.Limits{CertificateDuration: duration}}.PastAfterRelease(now, 0)
-	for i := range 100 { // as a kubelet renews for a week
+	for i := range 100 { // renewals of a kubelet for a week
 		before := p
 		if p = p.Renewed(now); p != before {
 			writes++

@@ -12,10 +12,9 @@ type Hints struct {
 	listeners map[chan struct{}]struct{}
 }
 
-// Watch adds a listener until ctx ends, and sends it a first hint. It does what [Store.Watch] requires.
+// Watch adds a listener until ctx ends, and sends it a first hint, as [Store.Watch] requires.
 func (h *Hints) Watch(ctx context.Context) <-chan struct{} {
-	// The buffer holds one hint for a busy listener. Changes before the listener receives it need no
-	// further hint.
+	// The buffer holds one hint for a busy listener. Until the listener receives this hint, further changes need no other hint.
 	c := make(chan struct{}, 1)
 	c <- struct{}{}
 	h.mu.Lock()

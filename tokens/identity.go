@@ -8,28 +8,30 @@ import (
 
 // Maximum lengths of the lists of an [Identity].
 const (
-	// MaxCredentials is how many of the last certificates of a node an Identity has.
+	// MaxCredentials is the maximum number of certificates in an Identity. It keeps the last ones.
 	MaxCredentials = 4
-	// MaxRejoins is how many times of rejoins an Identity has, and so the highest budget.
+	// MaxRejoins is the maximum number of rejoins that an Identity records, and so the maximum rejoin budget.
 	MaxRejoins = 100
 )
 
-// An Identity is what a node proves that it is itself with, after its certificate has expired. It is part
-// of the claim of the node name. The zero Identity means that nothing is known.
+// An Identity is what kubejoin knows about the credentials of a node, with which the node can rejoin after its certificate
+// has expired. It is part of the claim of the node name. The zero Identity means that nothing is known.
 type Identity struct {
 	// NodeUID is the UID of the Node that the certificates belong to. It is empty until kubejoin sees such a Node.
 	NodeUID string `json:"nodeUID,omitempty"`
-	// Credentials are the last certificates, the newest last: the one that the machine has used, and those that kubejoin has
-	// issued for it since. The machine may hold any of them. There are none if the node may not rejoin.
+	// Credentials are the last certificates, the newest last: the certificate that the machine has used, and the
+	// certificates that kubejoin has issued for the machine since. The machine may hold any of them. The list is empty if
+	// the node may not rejoin.
 	Credentials []Credential `json:"credentials,omitempty"`
 	// NotAfter is when the newest certificate expires, in whole seconds.
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// Bound has a key that the node keeps in another place than its certificate, and the certificate that bound it.
+	// Bound is a key that the node stores apart from its certificate, and the certificate that authenticated the request to
+	// bind the key.
 	Bound Credential `json:"bound,omitzero"`
 	// Rejoins are the times of the last rejoins, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
-	// TokenID is the ID of the token that admitted the machine. It is empty if another requester did, or if kubejoin
-	// knows the machine only from a renewal.
+	// TokenID is the ID of the token that admitted the machine. It is empty if no token admitted the machine, or if
+	// kubejoin first saw the machine in a renewal.
 	TokenID string `json:"tokenID,omitempty"`
 }
 
@@ -61,7 +63,7 @@ func (i Identity) Find(key, fingerprint string) (c Credential, found bool) {
 	return i.Credentials[at], true
 }
 
-// IsZero reports whether nothing is known.
+// IsZero reports whether i is the zero Identity.
 func (i Identity) IsZero() bool { return i.Equal(Identity{}) }
 
 // Equal reports whether all fields of i and j are equal. An empty slice equals nil.

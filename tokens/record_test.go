@@ -21,7 +21,7 @@ func TestExpired(t *testing.T) {
 	}{
 		{time.Time{}, false},
 		{noon.Add(time.Nanosecond), false},
-		{noon, true}, // as upstream: no time remains
+		{noon, true}, // as in kube-controller-manager: no time remains
 		{noon.Add(-time.Nanosecond), true},
 		{time.Unix(0, 0), true},
 	} {
@@ -47,7 +47,7 @@ func TestSigns(t *testing.T) {
 		"authentication": {tokens.Record{Token: token, Authentication: true}, false},
 		"no secret":      {tokens.Record{Token: onlyID, Signing: true}, false},
 		"no token":       {tokens.Record{Signing: true}, false},
-		// As kube-controller-manager, which ignores the groups.
+		// Like kube-controller-manager, which ignores the groups.
 		"problem": {tokens.Record{Token: token, Signing: true, Problem: errors.New("bad group")}, true},
 	} {
 		if got := test.r.Signs(noon); got != test.want {
@@ -76,7 +76,7 @@ func TestSpent(t *testing.T) {
 	}
 }
 
-// Catches a token that cannot be deleted because of its description: anyone who creates a token chooses that.
+// Catches a token that cannot be deleted because of its description. The creator of a token chooses the description.
 func TestOwnsUpload(t *testing.T) {
 	for _, test := range []struct {
 		r    tokens.Record

@@ -2,16 +2,16 @@ package tokens
 
 import "github.com/kubejoin/kubejoin/internal/safetext"
 
-// A Refusal is the error of a request that was refused or has failed. Its text contains no secret: Error redacts the text of
-// the cause.
+// A Refusal is the error of a request that kubejoin refused or that failed. Its text contains no secret: Error redacts the
+// text of the cause.
 type Refusal struct {
 	// Reason says why, in words that never change. The HTTPS API has a problem type of the same name, in docs/codes.md.
 	Reason string
 	// Message says what failed, and what to do.
 	Message string
-	// Field is the field of the request that decides it; empty if there is none.
+	// Field is the field of the request that causes the refusal; empty if no field does.
 	Field string
-	// Retry reports that a retry may help.
+	// Retry is true if a retry may help.
 	Retry bool
 	// Err is the cause, if there is one.
 	Err error

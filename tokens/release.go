@@ -12,7 +12,7 @@ import (
 // ErrReplaced is wrapped if a claim was released and created again while a [Releaser] released it.
 var ErrReplaced = errors.New("claim was replaced")
 
-// A releaseError is for the person who releases a name. Its text does not repeat that of the error that it wraps.
+// A releaseError is for the person who releases a name. Its text is complete without the text of the wrapped error.
 type releaseError struct {
 	text string
 	err  error
@@ -26,24 +26,24 @@ type Releaser struct {
 	// Tokens and Claims store the tokens and claims. Both are required.
 	Tokens Store
 	Claims Claims
-	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without access to
-	// Nodes: the released claim leaves a past that lasts that long. Nil or zero: only a claim with a certificate duration
-	// leaves a past.
+	// MaxRemainingLifetime returns how long any certificate may still be valid. Set it if kubejoin has no access to Nodes:
+	// each released claim then leaves a Past that lasts this long. If it is nil or returns zero, only a claim with a
+	// certificate duration leaves a Past.
 	MaxRemainingLifetime func() time.Duration
 }
 
-// changeAttempts is how often a Releaser retries while others change the token or the claim.
+// changeAttempts is how often a Releaser tries while others change the token or the claim.
 const changeAttempts = 20
 
 // Release frees a node name and its slot on the token, in one Commit. It returns the claim as it was before, and warnings
 // for the person who releases it. With dryRun, it changes nothing.
 //
-// If it fails, it can be called again: without a claim, it frees the slot on each token that counts the name, and returns a
-// Claim that has only Node and TokenID. If the claim changes meanwhile, for example because a machine is admitted with
-// another key, Release starts over.
+// If Release fails, it can be called again. If there is no claim, it frees the slot on each token that counts the name, and
+// returns a Claim that has only Node and TokenID. If the claim changes meanwhile, for example because kubejoin admits a
+// machine with another key, Release starts over.
 //
-// A node that joined with a token without limits has no claim, but it may have an identity, with which it can rejoin.
-// That ends, too.
+// A node that joined with a token without limits holds no name, but it may have an Identity, with which it can rejoin.
+// Release ends this Identity, too.
 //
 // An invalid name is a [*FieldError]. The error wraps [ErrNotFound] if there is nothing to release, and [ErrReplaced] if
 // the name has a new claim.
@@ -83,7 +83,7 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 	return Claim{}, nil, fmt.Errorf("the claim on node name %s changed during each of %d attempts to release it", node, changeAttempts)
 }
 
-// past returns the Past that a claim leaves.
+// past returns the Past of a claim after its release.
 func (r Releaser) past(c Claim) ReleasedClaim {
 	longest := time.Duration(0)
 	if r.MaxRemainingLifetime != nil {
@@ -92,7 +92,7 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 	return c.PastAfterRelease(time.Now(), longest)
 }
 
-// freeSlots frees the slot of a node without a claim on each token that counts it.
+// freeSlots frees the slot on each token that counts the name of a node without a claim.
 func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (released Claim, all []string, err error) {
 	records, err := r.Tokens.List(ctx)
 	if err != nil {
@@ -121,9 +121,9 @@ func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (rele
 	return released, all, nil
 }
 
-// free frees the slot of a node on its token, together with a change of the claim. Without a change, the error wraps
-// [ErrNotFound] if the token does not count the node. It does not compare UIDs: a Secret that was replaced counts all claims
-// of its token ID.
+// free commits a change of a node's claim, and frees the slot of the node on its token. If the token does not count the
+// node and there is no change, the error wraps [ErrNotFound]. free does not compare UIDs: a Secret that was created again
+// counts all claims of its token ID.
 func (r Releaser) free(ctx context.Context, id, node string, change ...ClaimChange) (warnings []string, err error) {
 	var record Record
 	if id != "" {
@@ -137,7 +137,7 @@ func (r Releaser) free(ctx context.Context, id, node string, change ...ClaimChan
 	if !counted && len(change) == 0 {
 		return nil, fmt.Errorf("token %s counts node %s: %w", id, node, ErrNotFound)
 	}
-	if problem == "" { // nobody can join with a malformed token
+	if problem == "" { // a malformed token stays unchanged: nobody can join with it
 		after.Nodes = slices.DeleteFunc(after.Nodes, func(name string) bool { return name == node })
 	}
 	outcomes, err := r.Claims.Commit(ctx, record, after, change)

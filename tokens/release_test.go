@@ -17,7 +17,7 @@ import (
 
 var errReset = errors.New("connection reset")
 
-// names is a Releaser with a token for three nodes, two of which have joined.
+// names is a Releaser, and a token for three nodes. Two nodes have joined.
 type names struct {
 	tokens.Releaser
 	store  tokens.Store  // not wrapped
@@ -40,7 +40,8 @@ func twoJoined(t *testing.T) *names {
 	return n
 }
 
-// faulty makes calls of the stores fail. Secrets and Leases share no transaction, so each step can.
+// faulty injects faults into calls of the stores. In secretstore each step can fail, because Secrets and Leases share no
+// transaction.
 func (n *names) faulty(f storetest.Faulty) {
 	n.Tokens = f.Store(n.store)
 	n.Claims = secretstore.Steps{Claims: f.Claims(n.claims), Tokens: n.Tokens}
@@ -78,7 +79,7 @@ func (n *names) release(t *testing.T) (tokens.Claim, string, error) {
 	return c, strings.Join(warnings, "; "), err
 }
 
-// want fails the test unless these nodes have claims, and the token counts these.
+// want fails the test unless exactly the nodes in claimed have claims, and the token counts exactly the nodes in counted.
 func (n *names) want(t *testing.T, claimed, counted string) {
 	t.Helper()
 	held := must.Value(n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live))(t)
@@ -115,7 +116,7 @@ func TestReleaseFreesNameAndSlot(t *testing.T) {
 	}
 }
 
-// Catches a slot that is lost because kubejoin stopped before the claim, or somebody deleted the claim.
+// Catches a slot that stays taken without a claim, because kubejoin stopped before it wrote the claim, or somebody deleted it.
 func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.unclaim(t)
@@ -132,7 +133,7 @@ func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 	}
 }
 
-// Catches a past that ends before the certificates of the claim, and a released claim that is released again.
+// Catches a Past that ends before the certificates of the claim expire, and a second release of a released claim.
 func TestReleaseLeavesPast(t *testing.T) {
 	for name, test := range map[string]struct {
 		duration, longest, lasts time.Duration
@@ -163,7 +164,7 @@ func TestReleaseLeavesPast(t *testing.T) {
 	}
 }
 
-// A node without a claim of a token can rejoin by its identity. Catches a release that leaves it, or loses the past.
+// A node whose claim is released can rejoin with its Identity. Catches a release that keeps the Identity, or loses the Past.
 func TestReleaseEndsIdentity(t *testing.T) {
 	n := twoJoined(t)
 	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
@@ -177,8 +178,8 @@ func TestReleaseEndsIdentity(t *testing.T) {
 	}
 }
 
-// Catches a claim that cannot be released because its token was deleted, and a token with the same ID that does not
-// get its slot back.
+// Catches a claim that cannot be released because its token was deleted. Also catches a release that does not free the slot
+// on a new token with the same ID.
 func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 	n := twoJoined(t)
 	must.OK(t, n.store.Delete(t.Context(), n.record))
@@ -193,7 +194,7 @@ func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 	n.want(t, "", "worker-1")
 }
 
-// A token with malformed limits lets nobody join. Catches a release that changes its node count.
+// Nobody can join with a token that has malformed limits. Catches a release that changes the names that such a token counts.
 func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	n := twoJoined(t)
 	n.faulty(storetest.Alter(func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes:\nmany") }))
@@ -206,7 +207,7 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	}
 }
 
-// deleting calls before for each deletion of a claim, which fails if before returns an error.
+// deleting calls before for each deletion of a claim. If before returns an error, the deletion fails.
 func (n *names) deleting(before func(ctx context.Context, call int, c tokens.Claim) error) {
 	calls := 0
 	n.faulty(func(c *storetest.Call, do func() error) error {
@@ -220,8 +221,8 @@ func (n *names) deleting(before func(ctx context.Context, call int, c tokens.Cla
 	})
 }
 
-// Catches a slot that is free before the claim is: a machine with the claim could take the slot, which would then count a
-// name without a claim.
+// Catches a slot that is freed before its claim is released: a machine with the claim could take the slot again, and the
+// token would count a name without a claim.
 func TestReleaseGivesSlotBackLast(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(context.Context, int, tokens.Claim) error {
@@ -234,7 +235,7 @@ func TestReleaseGivesSlotBackLast(t *testing.T) {
 	n.want(t, "worker-2", "worker-2")
 }
 
-// Catches a failed release that cannot be repeated.
+// Catches a release that cannot be repeated after a failure.
 func TestFailedReleaseIsRepeated(t *testing.T) {
 	for name, fail := range map[string]func(*names){
 		"claim is not released": func(n *names) {
@@ -274,7 +275,8 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// Admits a machine with another key while its claim is released. Catches a release of a newer claim than the one that was read.
+// While the claim is being released, this test admits a machine with another key. Catches a release that does not re-read
+// the changed claim.
 func TestReleaseRereadsChangedClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {
@@ -290,7 +292,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 	n.want(t, "worker-2", "worker-2")
 }
 
-// Another token takes the name over while it is released. Catches a slot that is free although the release has failed.
+// Another token takes over the name during its release. Catches a slot that is freed although the release has failed.
 func TestFailedReleaseFreesNoSlot(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error {
@@ -303,7 +305,7 @@ func TestFailedReleaseFreesNoSlot(t *testing.T) {
 	n.want(t, "worker-2", "worker-1 worker-2")
 }
 
-// Catches a loop without end while others change the claim all the time.
+// Catches an endless loop while others change the claim all the time.
 func TestReleaseGivesUpOnChangingClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(context.Context, int, tokens.Claim) error { return tokens.ErrConflict })
@@ -312,8 +314,7 @@ func TestReleaseGivesUpOnChangingClaim(t *testing.T) {
 	}
 }
 
-// Catches the deletion of a claim that was created again during the release, and a success although the name has a
-// claim.
+// Catches a release that deletes a claim which was created again meanwhile, or that succeeds although the name has a claim.
 func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {
@@ -327,7 +328,7 @@ func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	n.want(t, "worker-1 worker-2", "worker-1 worker-2")
 }
 
-// Catches a success although a slow request has claimed the name again.
+// Catches a release that succeeds although a slow request has claimed the name again.
 func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 	n := twoJoined(t)
 	n.faulty(storetest.After(func() error { n.claim(t, "worker-1"); return nil }, "Claims.Delete"))
@@ -337,7 +338,7 @@ func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 	n.want(t, "worker-1 worker-2", "worker-1 worker-2")
 }
 
-// Catches a release that fails because somebody else has just done the same.
+// Catches a release that fails because somebody else has just released the same name.
 func TestReleasesWhatOthersDelete(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error { return storetest.DeleteClaim(ctx, n.claims, c) })
@@ -358,7 +359,7 @@ func TestReleasesWhatOthersDelete(t *testing.T) {
 	n.want(t, "worker-2", "")
 }
 
-// List may lag behind, and others may free the slot after it. Catches a release that reports a slot that it has not freed.
+// List may still show a slot that somebody else has freed. Catches a release that reports such a slot as freed.
 func TestReleaseOfFreedSlotFindsNothing(t *testing.T) {
 	for name, free := range map[string]func(n *names) error{
 		"token is deleted": func(n *names) error { return n.store.Delete(t.Context(), n.record) },

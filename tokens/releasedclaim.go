@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// ByCertificate is the [Claim.NodeUID] of a node if kubejoin has no access to Nodes. The node has used
-// its certificate to request another one, so it has joined.
+// ByCertificate is the [Claim.NodeUID] of a joined node if kubejoin has no access to Nodes. kubejoin sets it when the node
+// uses its certificate to request another one.
 const ByCertificate = "by-certificate"
 
-// pastMargin is how much longer a Past lasts than the certificates of its claim. It covers clock skew
-// and signers whose minimum lifetime is longer than the claim's. It also saves writes: a renewal
-// extends the Past only when half of the margin is used up.
+// pastMargin is how much longer a Past lasts than the certificates of its claim. It covers clock skew, and signers whose
+// minimum lifetime is longer than the certificate duration of the claim. It also saves writes: a renewal extends the Past
+// only when half of the margin is used up.
 const pastMargin = 48 * time.Hour
 
 // A ReleasedClaim is what remains of a released claim, because a certificate issued on the claim may still be
 // valid. Kubernetes cannot revoke certificates, and a machine that has one can renew it as soon as there
 // is a Node of its name again. The zero Past means that nothing remains.
 type ReleasedClaim struct {
-	// Until is when all certificates of the claim have expired, in whole seconds.
+	// Until is the time when all certificates of the claim have expired, in whole seconds.
 	Until time.Time
 	// CertificateDuration limits the lifetime of renewals, as in the [Limits] of the claim. Zero sets no
 	// limit.
@@ -30,8 +30,8 @@ type ReleasedClaim struct {
 	Node NodeProperties
 }
 
-// leftBy returns the limits of a token that apply to a machine after it has joined. The other limits decide whether it can
-// join.
+// leftBy returns those limits of a token that apply to a machine after it has joined. The other limits only decide whether
+// a machine can join.
 func leftBy(l Limits) ReleasedClaim {
 	l = l.Strictest()
 	p := ReleasedClaim{CertificateDuration: l.CertificateDuration, Node: l.Node}
@@ -41,8 +41,8 @@ func leftBy(l Limits) ReleasedClaim {
 	return p
 }
 
-// Remaining returns the limits that apply to the machine of the claim: those of its token, or what a released claim has left.
-// Until is zero unless the claim is released.
+// Remaining returns the limits that apply to the machine of the claim: the limits of the token, or for a released claim its
+// Past. Until is zero unless the claim is released.
 func (c Claim) Remaining() ReleasedClaim {
 	if c.Released() {
 		return c.Past
@@ -53,8 +53,8 @@ func (c Claim) Remaining() ReleasedClaim {
 // Active reports whether a certificate of the released claim may still be valid at the time now.
 func (p ReleasedClaim) Active(now time.Time) bool { return p.Until.After(now) }
 
-// Renewed returns the Past after a certificate with the lifetime CertificateDuration was issued at now.
-// It returns p unchanged if p lasts long enough for that certificate.
+// Renewed returns the Past after kubejoin has issued a certificate with the lifetime CertificateDuration at now. It returns
+// p unchanged if p lasts long enough for that certificate.
 func (p ReleasedClaim) Renewed(now time.Time) ReleasedClaim {
 	if p.Until.Before(now.Add(p.CertificateDuration + pastMargin/2)) {
 		p = p.lasting(now.Add(p.CertificateDuration))
@@ -79,7 +79,7 @@ func (p ReleasedClaim) check() error {
 	return nil
 }
 
-// lasting returns a Past that lasts at least until a certificate ends.
+// lasting returns p, extended if necessary, so that it lasts at least until a certificate with this end has expired.
 func (p ReleasedClaim) lasting(end time.Time) ReleasedClaim {
 	if until := end.Add(pastMargin).UTC().Truncate(time.Second); until.After(p.Until) {
 		p.Until = until
@@ -90,9 +90,9 @@ func (p ReleasedClaim) lasting(end time.Time) ReleasedClaim {
 // Released reports whether the claim is released: it has no TokenID, and its name is free.
 func (c Claim) Released() bool { return c.TokenID == "" }
 
-// PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still apply to
-// the machine. If kubejoin has access to Nodes, longest must be zero: the Node then tells whether the name is free. Without
-// access to Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
+// PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still apply to the
+// machine. If kubejoin has access to Nodes, longest must be zero: in this case the Node shows whether the name is free.
+// Without access to Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
 	p := c.Remaining()
 	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
@@ -104,7 +104,7 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 	return p
 }
 
-// AfterRelease returns what remains of a claim when its name is released: the Past that it leaves. Its Identity ends.
+// AfterRelease returns the claim after its release: only the Past leaves remains, and the Identity ends.
 func (c Claim) AfterRelease(leaves ReleasedClaim) Claim {
 	return Claim{Node: c.Node, Past: leaves, Created: c.Created, UID: c.UID, Version: c.Version}
 }
@@ -114,14 +114,14 @@ func (c Claim) Empty() bool {
 	return c.Released() && c.Past == (ReleasedClaim{}) && c.Identity.IsZero()
 }
 
-// Release releases a claim, so that its name is free, and stores the Past that it leaves, without the Identity. The token
-// keeps counting the name. If the claim has changed, the error wraps [ErrConflict].
+// Release releases a claim, so that its name is free, and stores the Past leaves without an Identity. The token still
+// counts the name. If the claim has changed, the error wraps [ErrConflict].
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	_, err := CommitClaim(ctx, claims, c, c.AfterRelease(leaves))
 	return err
 }
 
-// CommitClaim commits the change of one claim, and of no token. It returns the claim as stored.
+// CommitClaim commits the change of one claim without a token. It returns the stored claim.
 func CommitClaim(ctx context.Context, claims Claims, before, after Claim) (Claim, error) {
 	outcomes, err := claims.Commit(ctx, Record{}, Record{}, []ClaimChange{{before, after}})
 	if len(outcomes) == 0 {

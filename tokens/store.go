@@ -11,18 +11,18 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists is wrapped if a store already has a token with this ID, or a claim of this name.
 	ErrExists = errors.New("exists already")
-	// ErrConflict is wrapped if a record or claim has changed since it was read. That includes being
+	// ErrConflict is wrapped if a record or claim has changed since it was read. This includes a record or claim that was
 	// deleted and created again under the same ID or name.
 	ErrConflict = errors.New("has changed")
-	// ErrRefused is wrapped if the store has refused a write, and refuses it again until an operator acts. The write
-	// has no effect.
+	// ErrRefused is wrapped if the store has refused a write, and will refuse it until an operator acts. The write has no
+	// effect.
 	ErrRefused = errors.New("the store refuses writes")
 	// ErrDeleting is wrapped by the Problem of a record that is being deleted. The record still
 	// exists because of a finalizer.
 	ErrDeleting = errors.New("token is being deleted")
 )
 
-// MaxAge is the greatest age of what is read with [Recent].
+// MaxAge is the maximum age of a result that is read with [Recent].
 const MaxAge = time.Second
 
 // A Read says how current the result of a read is.
@@ -31,8 +31,8 @@ type Read string
 const (
 	// Live never reads from a cache.
 	Live Read = "live"
-	// Recent may read from a cache that is proven to be less than [MaxAge] old, and has all writes of the same store
-	// that have returned.
+	// Recent may read from a cache if two things are proven: the cache is less than [MaxAge] old, and it has all completed
+	// writes of the same Store.
 	Recent Read = "recent"
 	// Cached may lag behind writes. It is very cheap.
 	Cached Read = "cached"
@@ -58,9 +58,9 @@ type Store interface {
 	// succeeds.
 	Create(ctx context.Context, r Record) (Record, error)
 
-	// Update reads the current record, calls change on it and writes it back. If the record has
-	// changed in the meantime, Update starts over and calls change again with the new record. The first call of
-	// change may get a cached record. What change returns for it counts only if the write finds the record unchanged.
+	// Update reads the current record, calls change on it and writes it back. If the record has changed in the meantime,
+	// Update starts over and calls change again with the new record. The first call of change may get a cached record.
+	// Update uses the result of that call only if the record is unchanged when Update writes.
 	//
 	// Update returns an error of change unwrapped. It also fails if the changed record does not pass
 	// [Record.Check], or if change alters Token, Created or UID. To repair a record, change must clear

@@ -22,13 +22,13 @@ const (
 var (
 	// ErrMalformed is wrapped by errors about text that is not a bootstrap token or token ID.
 	ErrMalformed = errors.New("malformed")
-	// ErrPublicExample is wrapped by errors about tokens that are printed in public documentation.
-	// Everybody knows their secrets.
+	// ErrPublicExample is wrapped by errors about tokens that are printed in public documentation. Everybody knows the
+	// secrets of these tokens.
 	ErrPublicExample = errors.New("published example")
 )
 
-// A Token is a bootstrap token: a public ID and a secret. It is a comparable value that [Parse],
-// [New] and [Generate] return. [OnlyID] returns one without a secret, and [ForSigning] one with which no machine joins.
+// A Token is a bootstrap token: a public ID and a secret. It is a comparable value that [Parse], [New] and [Generate]
+// return. [OnlyID] returns a Token without a secret. [ForSigning] returns a Token with which no machine can join.
 //
 // A Token never prints its secret: all verbs of fmt, slog and JSON show only the ID. To get the
 // secret, call [Token.Reveal].
@@ -108,7 +108,7 @@ var publicExamples = map[string]bool{
 func Generate() Token {
 	for {
 		t, err := New(randomWord(idLength), randomWord(secretLength))
-		if err == nil { // one in 10^34 is a published example
+		if err == nil { // about one in 10^34 tokens is a published example
 			return t
 		}
 	}
@@ -176,8 +176,8 @@ func (t Token) RevealSecret() string {
 	return t.secret.Value()
 }
 
-// Equal reports whether both tokens are the same. It takes constant time, wherever the secrets
-// differ. A token without a secret equals no token, not even itself.
+// Equal reports whether both tokens are the same. It takes constant time, wherever the secrets differ. If a token has no
+// secret, Equal returns false, even for the token itself.
 func (t Token) Equal(u Token) bool {
 	return t.HasSecret() && subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(u.Reveal())) == 1
 }

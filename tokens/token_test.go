@@ -69,7 +69,7 @@ func TestParse(t *testing.T) {
 		if strings.Contains(err.Error(), secret[4:]) || strings.Contains(err.Error(), secret[:4]) {
 			t.Errorf("%s: the error %q contains part of the secret", name, err)
 		}
-		// The part before a misplaced dot may be part of a secret too.
+		// If the dot is misplaced, the part before it may contain a part of the secret.
 		if before, _, _ := strings.Cut(s, "."); len(before) > 4 && strings.Contains(err.Error(), before) {
 			t.Errorf("%s: the error %q repeats the part before the dot", name, err)
 		}
@@ -216,8 +216,8 @@ func TestRedaction(t *testing.T) {
 	}
 }
 
-// TestGenerate checks that all characters are equally likely at each position. A generator that takes random bytes
-// modulo 36 is biased: the first four letters have 8/256 and the others 7/256.
+// TestGenerate checks that all characters are equally likely at each position. A generator that takes random bytes modulo
+// 36 is biased: the first four letters have a probability of 8/256, and the others 7/256.
 func TestGenerate(t *testing.T) {
 	const n = 20_000
 	seen := map[string]bool{}
@@ -245,7 +245,7 @@ func TestGenerate(t *testing.T) {
 			chi2 += d * d / expected
 		}
 	}
-	if chi2 < 570 || chi2 > 1000 { // more than 5 standard deviations off
+	if chi2 < 570 || chi2 > 1000 { // more than 5 standard deviations from the mean
 		t.Errorf("chi-squared of the characters is %.0f, want about 770", chi2)
 	}
 }
@@ -275,7 +275,7 @@ func FuzzParse(f *testing.F) {
 		if err == nil {
 			return
 		}
-		// Short parts may occur in the error by chance.
+		// Short parts of a secret may occur in the error by chance.
 		if _, part, found := strings.Cut(s, "."); found && len(part) > 8 && strings.Contains(err.Error(), part) {
 			t.Errorf("the error %q repeats what follows the dot of %q", err, s)
 		}

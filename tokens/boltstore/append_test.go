@@ -41,7 +41,7 @@ func appendAll(s *boltstore.Store, entries iter.Seq[issuance.Entry]) error {
 
 func newSerial() string { return fmt.Sprintf("%x%016x", 1+rand.Uint64N(1<<60), rand.Uint64()) }
 
-// large makes an entry that takes two pages of the file.
+// large returns e, enlarged so that it takes two pages of the file.
 func large(e issuance.Entry) issuance.Entry {
 	e.Message = strings.Repeat("x", 8<<10)
 	return e
@@ -89,7 +89,7 @@ func TestIssuedRetention(t *testing.T) {
 		t.Errorf("two days later: got %s", got)
 	}
 	now = now.Add(200 * day)
-	for range 2 { // each append deletes a few
+	for range 2 { // twice, because each append deletes only a few
 		add(t, s.Issued(), issuancetest.Issued(now, "a6", day))
 	}
 	if got := strings.Join(list(t, s.Issued(), issuance.Query{}), " "); got != "a6 a6" {
@@ -104,7 +104,7 @@ func TestIssuedRetention(t *testing.T) {
 func TestLimitsNumberOfRefusals(t *testing.T) {
 	s := openNew(t)
 	now := time.Now()
-	const each = 1000 // bbolt is slow with more new keys in a transaction
+	const each = 1000 // with more new keys in a transaction, bbolt is slow
 	for first := 0; first < rowstore.MaxUnissued; first += each {
 		must.OK(t, appendAll(s, func(yield func(issuance.Entry) bool) {
 			for i := first; i < first+each; i++ {
@@ -131,14 +131,14 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 	}
 }
 
-// ofRandomNode returns the entry with the name of another node and another token.
+// ofRandomNode returns e with a random node name and token ID.
 func ofRandomNode(e issuance.Entry) issuance.Entry {
 	e.Node, e.TokenID = "worker-"+newSerial(), tokens.Generate().ID()
 	e.Requester = tokens.BootstrapUserPrefix + e.TokenID
 	return e
 }
 
-// An entry must not take much more space in the file than its own size, also if it is stored alone.
+// An entry must not take much more space in the file than its own size, even if a transaction stores only one entry.
 func TestEntrySizeInFile(t *testing.T) {
 	for name, test := range map[string]struct {
 		entry         func() issuance.Entry

@@ -13,7 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 )
 
-// BenchmarkAppend stores entries of certificates for so many concurrent callers. Each is on the disk when Append returns.
+// BenchmarkAppend stores entries of certificates with different numbers of concurrent callers. Each entry is on the disk
+// when Append returns.
 func BenchmarkAppend(b *testing.B) {
 	for _, callers := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {

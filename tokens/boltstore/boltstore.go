@@ -14,8 +14,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A Store is a [tokens.Store] in one file, which it locks until Close. A change is on the disk when the
-// method that makes it returns. Concurrent changes share one fsync.
+// A Store is a [tokens.Store] in one file, which it locks until Close. When a method returns, its change is on the disk.
+// Concurrent changes share one fsync.
 //
 // The file contains the token secrets in clear text.
 type Store struct {

@@ -22,7 +22,7 @@ func open(t testing.TB, path string) *boltstore.Store {
 	return s
 }
 
-// Catches a version that a key has twice: a caller that read the first row would overwrite the second.
+// Catches a version that a key gets twice: a caller that has read the first row would overwrite the second row.
 func TestVersionsGoOnAfterReopen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s, r, seen := open(t, path), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()), map[string]bool{}

@@ -47,7 +47,7 @@ func TestBrokenStoreRefusesWrites(t *testing.T) {
 	}
 }
 
-// endsSoon is a context that ends after its first check.
+// endsSoon is a context that ends after its first Err call.
 type endsSoon struct {
 	context.Context
 	looks int

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// Changes of claims must not wake listeners of tokens, nor the other way round.
+// Changes of claims must not wake listeners of tokens, and changes of tokens must not wake listeners of claims.
 func TestSeparateHintsForTokensAndClaims(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	ofTokens, ofClaims := s.Watch(t.Context()), s.Claims().Watch(t.Context())

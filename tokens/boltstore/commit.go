@@ -13,8 +13,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A write is one change that waits for a transaction. Either do makes its whole change, or it changes
-// nothing and returns an error. So several writes can share one transaction.
+// A write is one change that waits for a transaction. do either makes the whole change, or changes nothing and returns an
+// error. So several writes can share one transaction.
 type write struct {
 	do    func(*bbolt.Tx) error
 	entry int64           // bytes of the entry of the issuance record that do adds; 0 if it adds none
@@ -22,7 +22,7 @@ type write struct {
 	err   error
 }
 
-// errNothing rolls back a transaction in which every write failed, which saves its fsync.
+// errNothing rolls back a transaction in which every write failed. A rollback needs no fsync.
 var errNothing = errors.New("nothing to write")
 
 // write makes a durable change: it returns after the fsync and after it has sent hints. Changes that wait
@@ -43,9 +43,9 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.writeTogether(all, &left)
 }
 
-// writeTogether makes all changes in one transaction, which also deletes entries of the issuance record for new ones. If
-// the disk is full, it makes them in smaller transactions, which need fewer free pages. It drops at most left bytes of
-// entries for each transaction that succeeds.
+// writeTogether makes all changes in one transaction. For each new entry of the issuance record, the transaction also
+// deletes due entries. If the disk is full, writeTogether uses smaller transactions, which need fewer free pages. Before
+// each transaction that succeeds, it drops at most left bytes of entries.
 func (s *Store) writeTogether(all []*write, left *int64) {
 	var changed map[*tokens.Hints]bool
 	var out sweepResult
@@ -113,30 +113,30 @@ func (s *Store) updateOrDrop(left *int64, do func(*bbolt.Tx) error) error {
 		}
 		s.sweeper.addDropped(out)
 		*left -= out.bytes
-		if out.bytes < size { // it was the last entry
+		if out.bytes < size { // no more entries
 			*left = 0
 		}
 		size *= 2
 		if isFull(err) {
 			err = s.update(do)
 		}
-		if !isFull(err) && !isFull(s.update(keepReserve)) { // the next full disk needs the reserve again
+		if !isFull(err) && !isFull(s.update(keepReserve)) { // refill the reserve for the next time that the disk is full
 			break
 		}
 	}
 	return err
 }
 
-// How many bytes of entries updateOrDrop drops in its first transaction, and at least in a transaction. An entry has a
-// row in each index, often the only one of its page that is dropped. So a large transaction needs more free pages than a
-// full file has, even with the reserve.
+// firstDrop is how many bytes of entries updateOrDrop drops in its first transaction, and minDrop the least in any
+// transaction. A dropped entry has a row in each index, often alone on its page. So a large transaction needs more free
+// pages than a full file has, even with the reserve.
 const (
 	firstDrop int64 = 4 << 10
 	minDrop   int64 = 256
 )
 
-// maxDrop is how many bytes of entries are dropped at most until a transaction succeeds. Pages of dropped entries stay in
-// use while a read transaction that began before is open.
+// maxDrop is the maximum of bytes of entries that the store drops until a transaction succeeds. Dropping may not help:
+// pages of dropped entries stay in use while an earlier read transaction is open.
 var maxDrop int64 = 8 << 20
 
 // reservePages is the number of pages in the reserve, which makes it possible to drop entries when the disk
@@ -174,8 +174,8 @@ func (s *Store) inUse(tx *bbolt.Tx) int64 {
 	return tx.Size() - int64(s.freePages())*int64(s.db.Info().PageSize)
 }
 
-// isFull reports whether an error means that the disk is full. If the file cannot grow, the error of bbolt
-// has the cause only as text, not wrapped.
+// isFull reports whether an error means that the disk is full. If the file cannot grow, bbolt does not wrap the cause, but
+// only adds its text.
 func isFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG) ||
 		err != nil && strings.Contains(err.Error(), "file resize error: ")
@@ -198,8 +198,8 @@ func (s *Store) read(do func(*bbolt.Tx) error) error {
 	return guard(s.path, func() error { return s.db.View(do) })
 }
 
-// guard returns an error that wraps ErrDamaged and names the file if do panics or reads beyond the memory
-// map of the file. That is how bbolt reports a damaged file. guard also adds the path to other errors.
+// guard returns an error that wraps ErrDamaged and names the file if do panics or reads beyond the memory map of the file,
+// as bbolt does with a damaged file. guard also adds the path to other errors.
 func guard(path string, do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

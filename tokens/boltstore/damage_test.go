@@ -26,7 +26,8 @@ func edit(t *testing.T, path string, change func(*bbolt.Tx) error) {
 
 const secret = "s3cr3ts3cr3ts3cr"
 
-// The error of a damaged row names the file and the row, and the row keeps its key taken. What is damage, rowstore tests.
+// The error for a damaged row must name the file and the row, and the key must stay in use. The tests of package rowstore
+// check which rows are damaged.
 func TestReportsDamagedRow(t *testing.T) {
 	for name, row := range map[string][]byte{"value": append([]byte{7: 1}, secret...), "no version": make([]byte, 7), "version 0": make([]byte, 8)} {
 		path := filepath.Join(t.TempDir(), "tokens.db")
@@ -74,7 +75,7 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 			must.OK(t, open(t, path).Close())
 			edit(t, path, test.change)
 			was := read(t, path)
-			for range 2 { // the first Open must leave no change and no lock
+			for range 2 { // twice: the first Open must leave no change and no lock
 				_, err := boltstore.Open(path)
 				if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), path) {
 					t.Errorf("Open = %v, want %q and the file in it", err, test.want)
@@ -87,7 +88,8 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 	}
 }
 
-// One damaged byte in the name of a bucket must not make a new bucket: its rows, for example all revocations, would be gone.
+// If one byte in the name of a bucket is damaged, Open must fail. Catches an Open that creates the bucket again, without
+// its rows, for example without all revocations.
 func TestOpenRefusesFileWithoutBucket(t *testing.T) {
 	for _, bucket := range []string{"tokens", "claims", "holders", "revocations", "ca-rotation", "issued", "issued-by", "issued-ends", "unissued"} {
 		path := filepath.Join(t.TempDir(), "tokens.db")
@@ -108,11 +110,11 @@ func TestOpenRefusesFileWithoutBucket(t *testing.T) {
 	}
 }
 
-// Catches an Open that ignores entries of certificates, and one that changes their file.
+// Catches an Open that ignores the journal with entries of certificates, or that changes it.
 func TestOpenRefusesJournalOfEarlierKubejoin(t *testing.T) {
 	zeros := make([]byte, 2<<20)
 	entry := bytes.Clone(zeros)
-	entry[7] = 1 // its number
+	entry[7] = 1 // the number of the entry
 	for name, test := range map[string]struct {
 		journal []byte
 		want    string
@@ -164,7 +166,7 @@ func TestReportsDamagedFile(t *testing.T) {
 	must.OK(t, s.Close())
 	whole := must.Value(os.ReadFile(path))(t)
 	use := func(content []byte) error {
-		// The memory map of a damaged file may hold the file lock until the process ends.
+		// Use another file each time: the memory map of a damaged file may hold the file lock until the process ends.
 		path = filepath.Join(t.TempDir(), "tokens.db")
 		must.OK(t, os.WriteFile(path, content, 0o600))
 		s, err := boltstore.Open(path)

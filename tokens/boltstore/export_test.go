@@ -15,7 +15,7 @@ import (
 // SetNow sets the clock of the record.
 func (s *Store) SetNow(now func() time.Time) { s.sweeper.now = now }
 
-// Appends collects what do appends, and then stores it in one transaction.
+// Appends collects the rows that do appends, and then stores all of them in one transaction.
 func (s *Store) Appends(do func(rowstore.DB) error) error {
 	c := &collector{DB: rowDB{s}}
 	if err := do(c); err != nil {
@@ -51,7 +51,7 @@ func (s *Store) InUse() (n int64) {
 	return n
 }
 
-// Fill uses the free pages of the file, in the end one by one, until the file is full.
+// Fill uses up the free pages of the file, at the end one by one, until the file is full.
 func (s *Store) Fill() error {
 	s.commit.Lock()
 	defer s.commit.Unlock()

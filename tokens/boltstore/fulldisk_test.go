@@ -46,7 +46,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 		}
 		return nil
 	}
-	// check fails unless all acknowledged entries that were not dropped are in the record. These are the newest ones.
+	// check fails unless all acknowledged entries that were not dropped, the newest entries, are in the record.
 	check := func() error {
 		found, err := serials(s.Issued())
 		if err != nil {
@@ -82,7 +82,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 			return fmt.Errorf("a token with a full disk: %w", err)
 		}
 	}
-	// No write succeeds any more, and none may lose stored entries.
+	// From here on no write succeeds. Failed writes must not lose stored entries.
 	before, _ := s.Dropped()
 	if err := limitFiles(4096); err != nil {
 		return err
@@ -105,7 +105,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := check(); err != nil {
 		return err
 	}
-	// Appends that fail again must not harm those that follow.
+	// Failed appends must not break later appends.
 	if err := limitFiles(1); err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func fullDisk(s *boltstore.Store, path string) error {
 	return nil
 }
 
-// On a full disk, the store must drop the entries that end first and go on. Acknowledged entries that were not
-// dropped must survive this and a crash.
+// On a full disk, the store must drop the certificates that expire first, and continue to write. Acknowledged entries that
+// were not dropped must survive this, and a crash.
 func TestRecordAppendsOnFullDisk(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
@@ -141,7 +141,7 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 		kept = append(kept, c.out.Text())
 	}
 	c.kill(t)
-	_ = c.cmd.Wait() // it was killed
+	_ = c.cmd.Wait() // fails because it was killed
 	if len(kept) < 300 {
 		t.Fatalf("%d entries were kept", len(kept))
 	}
@@ -156,7 +156,7 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 // randomNodes runs in the child process of TestRecordDropsEntriesOfRandomNodes.
 func randomNodes(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
-	boltstore.SetMaxDrop(1 << 20) // as if the record were larger
+	boltstore.SetMaxDrop(1 << 20) // small, so that a small record tests what a large one would
 	for range 5 {
 		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 			for i := range 1000 {
@@ -175,7 +175,7 @@ func randomNodes(s *boltstore.Store, path string) error {
 	for i := range 1800 {
 		e := ofRandomNode(issuancetest.Refused(time.Now(), i))
 		if i%4 == 0 {
-			e = ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), 2*time.Hour)) // the others end before
+			e = ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), 2*time.Hour)) // the other entries expire before this one
 			kept[e.Serial] = true
 		}
 		if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
@@ -200,7 +200,7 @@ func randomNodes(s *boltstore.Store, path string) error {
 // together runs in the child process of TestWritesThatShareATransactionFitOnFullDisk.
 func together(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
-	boltstore.SetMaxDrop(1 << 20) // less than one transaction with all entries needs
+	boltstore.SetMaxDrop(1 << 20) // less than what one transaction with all entries needs
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for range 4000 {
 			if !yield(ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), time.Hour))) {
@@ -216,7 +216,7 @@ func together(s *boltstore.Store, path string) error {
 	kept := map[string]bool{}
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for range 500 {
-			e := ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), 2*time.Hour)) // the others end before
+			e := ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), 2*time.Hour)) // the other entries expire before this one
 			if kept[e.Serial] = true; !yield(e) {
 				return
 			}
@@ -242,7 +242,8 @@ func together(s *boltstore.Store, path string) error {
 	return nil
 }
 
-// dropInVain returns an error if writes that fail drop many entries, because a reader keeps the pages of those in use.
+// dropInVain keeps a reader open, so that pages of dropped entries stay in use. It returns an error if the failing writes
+// drop many entries.
 func dropInVain(s *boltstore.Store) error {
 	boltstore.SetMaxDrop(8 << 10) // some four entries
 	if err := s.Fill(); err != nil {
@@ -264,7 +265,7 @@ func dropInVain(s *boltstore.Store) error {
 	return nil
 }
 
-// A transaction of many waiting writes can need more free pages than a full disk has, although each write alone fits.
+// A transaction with many writes can need more free pages than a full disk has, although each single write fits.
 func TestWritesThatShareATransactionFitOnFullDisk(t *testing.T) {
 	t.Parallel()
 	if dropped := droppedBy(t, "together"); dropped < 500 || dropped > 2000 {
@@ -284,8 +285,8 @@ func fill(s *boltstore.Store, path string) error {
 	return s.Fill()
 }
 
-// The rows of an entry in an index are on pages all over the file, and a transaction needs a free page for each of them.
-// Even so, old entries must give way to new ones.
+// The index rows of an entry are on pages all over the file, and a transaction needs a free page for each of these. Even
+// so, the store must be able to replace old entries by new ones.
 func TestRecordDropsEntriesOfRandomNodes(t *testing.T) {
 	t.Parallel()
 	if dropped := droppedBy(t, "random nodes"); dropped <= 0 || dropped >= 9_000 {
@@ -301,6 +302,6 @@ func droppedBy(t *testing.T, role string) int {
 		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // any other line is an error of the child
 	}
 	c.kill(t)
-	_ = c.cmd.Wait() // it was killed
+	_ = c.cmd.Wait() // fails because it was killed
 	return dropped
 }

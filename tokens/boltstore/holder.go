@@ -34,14 +34,14 @@ func holderIn(locks io.Reader, file os.FileInfo) string {
 		if len(f) < 6 || f[1] != "FLOCK" {
 			continue
 		}
-		pid, _ := strconv.Atoi(f[4]) // process 0 has nothing open
+		pid, _ := strconv.Atoi(f[4]) // 0 if invalid: process 0 has no open files
 		if !hasOpen(pid, file) {
 			continue
 		}
 		if pid == os.Getpid() {
 			return "this process itself"
 		}
-		// comm has only the name of the program. Its arguments may contain secrets.
+		// Read only comm, the name of the program, because its arguments may contain secrets.
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		if err != nil {
 			return fmt.Sprintf("process %d", pid)

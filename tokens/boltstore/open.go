@@ -28,7 +28,7 @@ import (
 //   - "unissued": an index of the refusals and failures in "issued". Its sequence is their number.
 //   - "reserve": pages that are freed when the disk is full. It may be missing.
 //
-// Package tokens/rowstore defines the rows of all but "meta" and "reserve", see rowDB.
+// Package tokens/rowstore defines the rows of all buckets except "meta" and "reserve", see rowDB.
 var (
 	metaBucket        = []byte("meta")
 	tokensBucket      = []byte("tokens")
@@ -81,8 +81,8 @@ var (
 // Open refuses a file that another version of kubejoin wrote in another form.
 func Open(path string) (*Store, error) { return OpenRetaining(path, KeepEnded) }
 
-// OpenRetaining is like Open. It also sets how long the entry of a certificate is kept after the certificate has ended, which
-// Open sets to [KeepEnded].
+// OpenRetaining is like Open. It also sets how long the store keeps the entry of a certificate after the certificate has
+// expired. Open sets [KeepEnded].
 func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
@@ -105,7 +105,7 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 		return nil, fmt.Errorf("%s: %w by %s", path, ErrInUse, holder(path))
 	case err != nil:
 		if opened != nil {
-			_ = opened.Close() // releases the lock if bbolt has not done so
+			_ = opened.Close() // releases the lock if bbolt has not released it
 		}
 		return nil, err
 	}
@@ -137,8 +137,7 @@ func openPrivate(path string, flag int, mode os.FileMode) (*os.File, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	if created {
-		// Without this, the new file may be missing after a power failure, even if its content was
-		// synced.
+		// Sync the directory. Otherwise the new file may be missing after a power failure, even if its content was synced.
 		if err := syncDir(filepath.Dir(path)); err != nil {
 			_ = f.Close()
 			return nil, err
@@ -161,7 +160,7 @@ func checkPrivate(f *os.File) error {
 }
 
 func syncDir(path string) error {
-	if runtime.GOOS == "windows" { // cannot sync directories
+	if runtime.GOOS == "windows" { // Windows cannot sync directories
 		return nil
 	}
 	d, err := os.Open(path)
@@ -214,12 +213,12 @@ func (s *Store) check(tx *bbolt.Tx) error {
 	return s.checkJournal()
 }
 
-// checkJournal returns an error if an earlier kubejoin has left its journal of the issuance record beside the file. That
-// kubejoin imports and removes it.
+// checkJournal returns an error if an earlier kubejoin has left its journal of the issuance record beside the file. To
+// import the journal and remove it, run that earlier kubejoin.
 func (s *Store) checkJournal() error {
 	journal := s.path + "-journal"
 	content, err := os.ReadFile(journal)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(bytes.Trim(content, "\x00")) == 0 { // zeros before the first entry
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(bytes.Trim(content, "\x00")) == 0 { // such a journal has no entries
 		return nil
 	} else if err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// Roles of a process that traces a child. The role of the child follows after a space.
+// Roles of a process that traces a child. After a space follows the role of the child.
 const (
 	traceIssue  = "trace issue"
 	traceCreate = "trace create"
@@ -32,8 +32,8 @@ func init() {
 	roles[traceCreate] = func(path string) error { return loseAtEachAcknowledgement("create", path, 60, holdsTokens) }
 }
 
-// These tests run a store under ptrace and model the disk after a power failure. It has the bytes that were synced,
-// and the files whose directory was synced. When the store acknowledges a write, the modeled disk must contain it.
+// These tests run a store under ptrace and model the disk after a power failure. The modeled disk has only synced bytes,
+// and only files whose directory was synced. When the store acknowledges a write, the modeled disk must contain the write.
 func TestCertificatesSurvivePowerLoss(t *testing.T) { traced(t, traceIssue) }
 func TestTokensSurvivePowerLoss(t *testing.T)       { traced(t, traceCreate) }
 
@@ -71,8 +71,8 @@ func holdsTokens(s *boltstore.Store, ids []string) error {
 	return nil
 }
 
-// loseAtEachAcknowledgement runs a process in a role until it has acknowledged most names. At each acknowledgement
-// it checks the disk that a power failure would leave.
+// loseAtEachAcknowledgement runs a process in a role until the process has acknowledged most names. At each acknowledgement
+// it checks the disk as a power failure would leave it.
 func loseAtEachAcknowledgement(role, path string, most int, holds func(*boltstore.Store, []string) error) error {
 	runtime.LockOSThread() // ptrace belongs to a thread
 	cmd := exec.Command(os.Args[0])
@@ -136,7 +136,7 @@ func loseAtEachAcknowledgement(role, path string, most int, holds func(*boltstor
 	return nil
 }
 
-// A disk models what a power failure leaves of the files in one directory.
+// A disk models the files in one directory after a power failure.
 type disk struct {
 	folder string
 	files  map[string]*onDisk
@@ -145,7 +145,7 @@ type disk struct {
 
 // onDisk is one file of a disk.
 type onDisk struct {
-	named   bool // the directory was synced after the file was created
+	named   bool // true if the directory was synced after the file was created
 	synced  []byte
 	pending []change
 }
@@ -244,7 +244,7 @@ func (d *disk) follow(thread int) (said string, err error) {
 	case syscall.SYS_FTRUNCATE:
 		d.doing[thread] = func(int64) { f.pending = append(f.pending, truncateTo(int64(info.args[1]))) }
 	case syscall.SYS_FSYNC, syscall.SYS_FDATASYNC:
-		n := len(f.pending) // writes during the sync may not be synced
+		n := len(f.pending) // only these: writes during the sync may not be synced
 		d.doing[thread] = func(int64) {
 			for _, c := range f.pending[:n] {
 				f.synced = c(f.synced)
@@ -296,8 +296,8 @@ func position(thread, fd int) (offset int64, err error) {
 	return offset, err
 }
 
-// check opens a store on what remains if power is lost now. It tries disks with no unsynced change, and with some
-// of them in any order.
+// check opens a store on the disk as a power failure would leave it now. It tries disks without unsynced changes, and with
+// some unsynced changes in any order.
 func (d *disk) check(acknowledged []string, holds func(*boltstore.Store, []string) error) error {
 	for _, some := range []bool{false, true} {
 		folder, err := os.MkdirTemp(d.folder, "left")

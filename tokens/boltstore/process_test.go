@@ -23,7 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// roles are the roles of child processes that do not first open the store at path.
+// roles are the roles of child processes that open the store themselves, or not at all.
 var roles = map[string]func(path string) error{}
 
 // TestMain is also the entry point of the child processes that [child] starts.
@@ -88,7 +88,7 @@ func other(role, path string) error {
 	return <-failed
 }
 
-// hold returns when the parent of this process ends or kills it.
+// hold waits until the parent process ends or closes the pipe.
 func hold() { _, _ = io.Copy(io.Discard, os.Stdin) }
 
 type process struct {
@@ -103,10 +103,10 @@ func child(t *testing.T, role, path string) process {
 	cmd.Env = append(os.Environ(), "BOLTSTORE_TEST_ROLE="+role, "BOLTSTORE_TEST_FILE="+path)
 	cmd.Stderr = os.Stderr
 	out := must.Value(cmd.StdoutPipe())(t)
-	must.Value(cmd.StdinPipe())(t) // for hold
+	must.Value(cmd.StdinPipe())(t) // keeps hold waiting
 	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // already dead if the test passed
+		_ = cmd.Process.Kill() // fails if the process has ended
 		_ = cmd.Wait()
 	})
 	p := process{cmd, bufio.NewScanner(out)}
@@ -116,7 +116,7 @@ func child(t *testing.T, role, path string) process {
 	return p
 }
 
-// kill does not read the rest of the output, so the caller still can.
+// kill leaves the rest of the output for the caller to read.
 func (p process) kill(t *testing.T) {
 	t.Helper()
 	must.OK(t, p.cmd.Process.Kill())
@@ -137,11 +137,11 @@ func TestOpenRefusesFileInUse(t *testing.T) {
 	_, err = boltstore.Open(path)
 	wantInUse(t, err, path, "process "+strconv.Itoa(holder.cmd.Process.Pid)+" (boltstore.test)")
 	holder.kill(t)
-	_ = holder.cmd.Wait() // it was killed, and its lock ends with it
+	_ = holder.cmd.Wait() // fails because it was killed; now its lock has ended
 	open(t, path)
 }
 
-// TestAcknowledgedTokensSurviveKill kills a process while it creates tokens. Every acknowledged token must be there.
+// TestAcknowledgedTokensSurviveKill kills a process while it creates tokens. Every acknowledged token must still exist.
 func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	c := child(t, "create", path)
@@ -153,7 +153,7 @@ func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 	for c.out.Scan() {
 		created = append(created, c.out.Text())
 	}
-	_ = c.cmd.Wait() // it was killed, and its lock ends with it
+	_ = c.cmd.Wait() // fails because it was killed; now its lock has ended
 	s := open(t, path)
 	for _, id := range created {
 		if len(id) != 6 { // the kill may have cut the last line

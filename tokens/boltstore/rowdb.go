@@ -15,8 +15,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// rowDB is the [rowstore.DB] in a file. Each folder is a bucket. Before each value are the 8 bytes of its version, which
-// the sequence of bucket "tokens" counts. Its reads never lag.
+// rowDB is the [rowstore.DB] in a file. Each folder is a bucket. Each stored value begins with 8 bytes: its version. The
+// sequence of bucket "tokens" provides the versions. Reads never lag behind writes.
 type rowDB struct{ s *Store }
 
 var _ rowstore.DB = rowDB{}
@@ -124,11 +124,11 @@ func (d rowDB) Watch(ctx context.Context, folder string) <-chan struct{} {
 	return d.s.hints[folder].Watch(ctx)
 }
 
-// A transaction reads and writes rows in a transaction of bbolt. Its values are valid until that ends.
+// A transaction reads and writes rows in a transaction of bbolt. Values that it returns are valid until the transaction ends.
 type transaction struct {
 	tx      *bbolt.Tx
 	damaged func(key string, err error) error
-	report  func(key string, err error) // see [rowstore.DB.View]; nil outside of it
+	report  func(key string, err error) // see [rowstore.DB.View]; nil outside View
 }
 
 // bucketOf returns the bucket of a key, and the key in it.
@@ -137,7 +137,7 @@ func (t transaction) bucketOf(key string) (*bbolt.Bucket, []byte) {
 	return t.tx.Bucket([]byte(folder)), []byte(rest)
 }
 
-// rowOf returns the row of a key. A version after the last one is an error only if it must be reported: a later commit
+// rowOf returns the row of a key. If t has report, a version greater than the last version is an error: a later commit
 // would use it again.
 func (t transaction) rowOf(key string, v []byte) (rowstore.Row, error) {
 	if v == nil {
@@ -212,7 +212,8 @@ func (t transaction) Count(_ context.Context, folder string) (n int, err error) 
 	return n, bucket.ForEach(func(_, _ []byte) error { n++; return nil })
 }
 
-// commit writes nothing before all conditions hold, because the transaction has other changes, too.
+// commit checks all conditions before it writes, because other changes share the transaction and a failed commit must
+// change nothing.
 func (t transaction) commit(conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
 	for _, c := range conditions {
 		row, err := t.get(c.Key)
@@ -232,7 +233,7 @@ func (t transaction) commit(conditions []rowstore.Condition, changes []rowstore.
 
 func (t transaction) nextVersion() (uint64, error) { return t.tx.Bucket(tokensBucket).NextSequence() }
 
-// set makes changes, which get this version.
+// set makes changes, and gives the rows this version.
 func (t transaction) set(version uint64, changes []rowstore.Change) error {
 	for _, c := range changes {
 		bucket, k := t.bucketOf(c.Key)
@@ -253,7 +254,7 @@ func (t transaction) set(version uint64, changes []rowstore.Change) error {
 	return nil
 }
 
-// recount updates the sequence of bucket "unissued", which is the number of its rows, before a change.
+// recount updates the sequence of bucket "unissued" before a change. The sequence is the number of rows in the bucket.
 func (t transaction) recount(bucket *bbolt.Bucket, k []byte, c rowstore.Change) error {
 	if !strings.HasPrefix(c.Key, unissuedFolder) {
 		return nil

@@ -13,13 +13,13 @@ import (
 const (
 	// KeepEnded is how long the entry of a certificate is kept after the certificate has ended, by default.
 	KeepEnded = 90 * 24 * time.Hour
-	// MaxSize is how many bytes of the file can be in use, enough for 1.2 million certificates. Above it,
-	// and when the disk is full, the store drops entries before they are due: see [Store.Dropped].
+	// MaxSize is how many bytes of the file can be in use, enough for 1.2 million certificates. If more are in use, or the
+	// disk is full, the store drops entries before they are due: see [Store.Dropped].
 	MaxSize = 4 << 30
 )
 
-// sweptForOne is how many due entries are deleted at most for each new entry. It is more than one, so that
-// the record shrinks. It is small, because a client waits for its certificate.
+// sweptForOne is the maximum number of due entries that the store deletes for each new entry. It is more than one, so that
+// the record shrinks. It is small, because a client waits for its certificate meanwhile.
 const sweptForOne = 4
 
 // A sweeper deletes entries of the issuance record.
@@ -51,14 +51,14 @@ func (s *sweeper) addDropped(out sweepResult) {
 	}
 }
 
-// A sweepResult is the result of sweep: how many entries were deleted before they were due, and the bytes of all entries
-// that were deleted.
+// A sweepResult is the result of sweep: how many entries it deleted before they were due, and the bytes of all entries that
+// it deleted.
 type sweepResult struct {
 	dropped int
 	bytes   int64
 }
 
-// counted is a transaction that knows the number of refusals and failures without reading them.
+// counted is a transaction whose Count gets the number of refusals and failures from a counter.
 type counted struct{ transaction }
 
 // Count implements [rowstore.Reader].
@@ -69,8 +69,8 @@ func (c counted) Count(ctx context.Context, folder string) (int, error) {
 	return int(c.tx.Bucket(unissuedBucket).Sequence()), nil
 }
 
-// sweep deletes up to most entries that are due. While the deleted entries have fewer than atLeast bytes, it deletes any
-// entries, due or not.
+// sweep deletes at most the given number of due entries. If these have fewer than atLeast bytes, it deletes more entries,
+// due or not.
 func (s *sweeper) sweep(tx *bbolt.Tx, most int, atLeast int64) (out sweepResult, err error) {
 	skip := func(string, error) {} // a damaged row of an index must not stop the store
 	t, taken := transaction{tx: tx, report: skip}, 0

@@ -18,27 +18,26 @@ import (
 // claimsGap merges the hints of many machines that register at the same time.
 const claimsGap = 200 * time.Millisecond
 
-// Claims updates claims until their node names are free again. It records on each claim which Node has
-// registered. It releases a claim if its Node registered and was deleted, or if no Node registered and
-// the token was deleted or has expired. The count of the token stays the same, because a machine that
-// joined and left has used the token. Claims deletes a released claim when its Past and its Identity are
-// over. An Identity ends with its Node, and RejoinWindow after the last certificate.
+// Claims updates claims until their node names are free again. It records on each claim which Node has registered. It
+// releases a claim if its Node registered and was deleted, or if no Node registered and the token was deleted or has
+// expired. The count of the token stays the same, because a machine that joined and left has used the token. Claims deletes
+// a released claim when its Past and its Identity are over. An Identity ends when its Node is deleted, or RejoinWindow
+// after its last certificate has expired.
 type Claims struct {
 	Store  tokens.Claims
 	Tokens tokens.Store
-	// Node returns the UID of a Node, read live and not from a cache. The error wraps
-	// [tokens.ErrNotFound] if there is no such Node. Nil means that Claims has no access to Nodes. Then
-	// only people release claims.
+	// Node returns the UID of a Node, read live and not from a cache. The error wraps [tokens.ErrNotFound] if there is no
+	// such Node. Nil means that Claims has no access to Nodes. In this case only people release claims.
 	Node func(ctx context.Context, name string) (uid string, err error)
 	// Nodes returns the UIDs of all Nodes by name. It may lag, because Claims calls Node before it
 	// releases a claim. With nil, Claims calls Node for every claim.
 	Nodes func(ctx context.Context) (map[string]string, error)
-	// Ready identifies the Ready period of a Node, read live and not from a cache. It returns a short
-	// word that differs each time the Node becomes Ready, or an empty string while the Node is not Ready.
-	// Its errors are those of Node. With nil, Claims does not record that a replaced Node is Ready again.
+	// Ready identifies the Ready period of a Node, read live and not from a cache. It returns a short word that differs
+	// each time the Node becomes Ready, or an empty string while the Node is not Ready. It returns the same errors as Node.
+	// With nil, Claims does not record that a replaced Node is Ready again.
 	Ready func(ctx context.Context, name string) (period string, err error)
-	// RejoinWindow is how long after the end of its certificate a node may rejoin, see [tokens.Identity].
-	// Zero means never.
+	// RejoinWindow is how long a node may rejoin after its certificate has expired, see [tokens.Identity]. Zero means that
+	// nodes never rejoin.
 	RejoinWindow time.Duration
 	// NodesChanged sends hints until ctx ends, one after a Node or its Ready condition changes. It may be nil.
 	NodesChanged func(ctx context.Context) <-chan struct{}
@@ -134,7 +133,8 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	for _, claim := range claims {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
-		// Any UID will do: if the Secret was deleted and created again, the machine can still join with it.
+		// The UID of the token need not match: if the Secret was deleted and created again, the machine can still join with
+		// the token.
 		alive := found && !records[at].Expired(c.Now()) && !c.Store.Ended(records[at], claim)
 		if alive {
 			if err := c.readyAgain(ctx, claim); err != nil {
@@ -146,7 +146,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 			continue
 		case known && claim.NodeUID == "" && seen == "" && alive:
 			if end := records[at].Expires; !end.IsZero() && (next.IsZero() || end.Before(next)) {
-				next = end // no hint announces an expiration
+				next = end // no hint arrives when a token expires
 			}
 			continue
 		}
@@ -165,8 +165,8 @@ func (c *claimLoop) timer(next time.Time) time.Time {
 	return time.Now().Add(next.Sub(c.Now()))
 }
 
-// unregistered is how long a released claim stays for its Identity although no Node has registered. A
-// machine registers within seconds. A stolen token without limits could otherwise fill the store.
+// unregistered is how long a released claim keeps its Identity if no Node registers. A machine registers within seconds.
+// Without this limit, a stolen token without limits could fill the store.
 const unregistered = time.Hour
 
 // identifies reports whether the Identity of a claim has not ended.
@@ -184,7 +184,7 @@ func (c *claimLoop) identityEnd(claim tokens.Claim) time.Time {
 	return end
 }
 
-// forget deletes the released claims whose Past and Identity are over. It returns when the next one is over.
+// forget deletes the released claims whose Past and Identity are over. It returns when it can delete the next claim.
 func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next time.Time, errs []error) {
 	for _, claim := range claims {
 		end := claim.Past.Until
@@ -214,8 +214,8 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	}
 	switch {
 	case uid != "" && uid != claim.NodeUID:
-		// The Node has registered for the first time, or a machine that still has its certificate has
-		// registered it again. In both cases it is the Node of the claim.
+		// Either the Node has registered for the first time, or a machine with a certificate of the claim has registered it
+		// again. In both cases it is the Node of the claim.
 		return c.registered(ctx, claim, uid)
 	case uid != "":
 		return nil
@@ -228,7 +228,8 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 		case err != nil:
 			return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
 		case c.Store.Ended(r, claim):
-			// Nobody can join with the claim: its release was interrupted, or a request wrote it after the release.
+			// The token admits nobody with this claim: a release was interrupted, or a slow request wrote the claim after
+			// the release.
 			reason = "left"
 		case !r.Expired(c.Now()):
 			return nil
@@ -257,15 +258,15 @@ func (c *claimLoop) cleanIdentity(ctx context.Context, claim tokens.Claim) error
 	return c.note(ctx, claim, func(now *tokens.Claim) { identify(now, uid) })
 }
 
-// identify stores the Node that the Identity of a claim belongs to, unless it has one. A Node that was deleted and
-// created again is not that Node.
+// identify stores the Node that the Identity of a claim belongs to, unless the Identity has a Node already. A Node that was
+// deleted and created again is another Node.
 func identify(claim *tokens.Claim, uid string) {
 	if !claim.Identity.IsZero() && claim.Identity.NodeUID == "" {
 		claim.Identity.NodeUID = uid
 	}
 }
 
-// readyAgain sets ReadyAgain on the claim of a replaced Node if the Node has become Ready since.
+// readyAgain sets ReadyAgain on the claim of a replaced Node if the Node has become Ready again.
 func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 	if c.Ready == nil || claim.Limits.Replaces.Name != claim.Node || claim.ReadyAgain {
 		return nil
@@ -289,7 +290,8 @@ func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid stri
 	})
 }
 
-// note updates a claim, unless it has changed: then a hint will follow.
+// note updates a claim. If the claim has changed meanwhile, note does nothing, because a hint about that change starts
+// another step.
 func (c *claimLoop) note(ctx context.Context, claim tokens.Claim, change func(*tokens.Claim)) error {
 	after := claim.Clone()
 	change(&after)
@@ -305,7 +307,7 @@ func (c *claimLoop) release(ctx context.Context, claim tokens.Claim, reason stri
 	case err == nil:
 		c.released.WithLabelValues(reason).Inc()
 		c.Logger.Info("claim released", "node", tokens.Redact(claim.Node), "token", claim.TokenID, "reason", reason)
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrConflict): // a hint will follow
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrConflict): // a hint about the change starts another step
 	default:
 		return fmt.Errorf("release claim of node %s: %w", claim.Node, err)
 	}

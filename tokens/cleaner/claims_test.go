@@ -68,11 +68,11 @@ func TestClaimsWithoutNodesDeletesOnlyEndedPast(t *testing.T) {
 	})
 }
 
-// Before it releases a claim, the cleaner must read the Node or the token live, because lists may lag.
+// Lists may lag. So the cleaner must read the Node or the token live before it releases a claim.
 func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 	for name, test := range map[string]struct {
 		registered bool
-		gone       bool // the Node is deleted, or the token if no Node has registered
+		gone       bool // the Node was deleted, or if no Node has registered, the token was deleted
 	}{
 		"Node is there":  {registered: true},
 		"Node is gone":   {registered: true, gone: true},
@@ -124,8 +124,8 @@ func TestClaimsNeedsStores(t *testing.T) {
 	}
 }
 
-// An Identity must end with its Node, with the window, and an hour after its creation if no Node registers. Only then is
-// the claim of a node without limits deleted.
+// An Identity must end when its Node is deleted, when the rejoin window ends, or an hour after its creation if no Node
+// registers. Then the cleaner must delete the claim of a node without limits, and not before.
 func TestClaimsEndsIdentities(t *testing.T) {
 	const window = 24 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestClaimsEndsIdentities(t *testing.T) {
 	})
 }
 
-// Without a window, identities that an earlier run has stored must end, and not those of held claims.
+// Without a rejoin window, the cleaner must end the identities of released claims from an earlier run, but not of held claims.
 func TestClaimsEndsIdentitiesWhenOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		identity := tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
@@ -180,7 +180,7 @@ func TestClaimsEndsIdentitiesWhenOff(t *testing.T) {
 	})
 }
 
-// When the Node of a held claim registers, its UID must get into the Identity with the same write.
+// When the Node of a held claim registers, the cleaner must store its UID in the claim and in the Identity with one write.
 func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}}})
@@ -191,7 +191,7 @@ func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 	})
 }
 
-// A held claim keeps its Identity until its own rules release it: here its token still admits the machine.
+// A held claim must keep its Identity as long as the claim is held: here its token still admits the machine.
 func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
@@ -207,7 +207,7 @@ func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 	})
 }
 
-// An Identity that cannot be cleaned up stays, and the log says why.
+// If the cleaner cannot clean up an Identity, the Identity must stay, and the log must say why.
 func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
 	for name, test := range map[string]struct{ node, deletion error }{
 		"Node not read":     {node: errBroken},

@@ -18,8 +18,8 @@ const (
 	// maxDeletes limits concurrent deletions. With 8, a Kubernetes API server on two cores deletes about
 	// 800 tokens a second and still serves other clients. So 12,000 tokens that expire together take 15 s.
 	maxDeletes = 8
-	// tokensGap merges the hints of a burst of new tokens, and those of the cleaner's own deletions.
-	// Every step lists all tokens, and no deletion is urgent.
+	// tokensGap merges the hints from a burst of new tokens, and from the cleaner's own deletions. Every step lists all
+	// tokens, and no deletion is urgent.
 	tokensGap = 500 * time.Millisecond
 	// maxErrors limits how many errors of one step are logged in full.
 	maxErrors = 10
@@ -88,15 +88,14 @@ func (c Tokens) step(ctx context.Context, deleted prometheus.Counter) (time.Time
 	for range min(maxDeletes, len(expired)) {
 		workers.Go(func() {
 			for r := range todo {
-				// The token may have been renewed or deleted since the list. Delete leaves a
-				// renewed one alone.
+				// The token may have been renewed or deleted since the list. Delete does not delete a renewed token.
 				switch err := c.Store.Delete(ctx, r); {
 				case err == nil:
 					deleted.Inc()
 					c.Logger.Info("expired token deleted", "token", r.Token.ID(), "expired", r.Expires)
 				case errors.Is(err, tokens.ErrNotFound):
 				case errors.Is(err, tokens.ErrConflict):
-					// The list is stale. A hint about the change will follow.
+					// The list was stale. A hint about the change will start another step.
 					c.Logger.Debug("expired token has changed, not deleted now", "token", r.Token.ID())
 				default:
 					mu.Lock()

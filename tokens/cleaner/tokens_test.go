@@ -128,7 +128,7 @@ func TestTokensDeletesAtTheDeadline(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		m.wantLeft(t, "at the deadline", "cccccc", "dddddd")
 
-		// A new token that expires before the deadline that the cleaner waits for.
+		// This new token expires earlier than the token that the cleaner waits for.
 		m.add(t, "eeeeee", time.Minute)
 		time.Sleep(time.Minute)
 		m.wantLeft(t, "at the new deadline", "cccccc", "dddddd")
@@ -164,7 +164,7 @@ func TestTokensUsesNow(t *testing.T) {
 			clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg, Now: func() time.Time { return time.Now().Add(ahead) }})
 			time.Sleep(time.Hour - time.Nanosecond)
 			m.wantLeft(t, "just before the deadline", "aaaaaa")
-			if n := steps(t, reg, "ok"); n > 2 { // the start, and the hint at the start
+			if n := steps(t, reg, "ok"); n > 2 { // two steps: the start, and the hint at the start
 				t.Errorf("got %d steps before the deadline, want at most 2", n)
 			}
 			time.Sleep(time.Nanosecond)
@@ -173,7 +173,7 @@ func TestTokensUsesNow(t *testing.T) {
 	}
 }
 
-// The cleaner must not delete a renewed token if the list still shows the old expiration.
+// The cleaner must not delete a renewed token, even if the list still shows the old expiration.
 func TestTokensKeepsRenewedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
@@ -191,7 +191,7 @@ func TestTokensKeepsRenewedToken(t *testing.T) {
 		if got, want := m.tried(), []string{"aaaaaa", "bbbbbb"}; !slices.Equal(got[:2], want) {
 			t.Errorf("deletions tried: %v, want %v", got, want)
 		}
-		// ErrConflict and ErrNotFound because of the lagging list cause no backoff.
+		// ErrConflict and ErrNotFound only mean that the list lags, so they must cause no backoff.
 		wantSteps(t, reg, "error", 0)
 		m.fail(nil)
 		m.add(t, "cccccc", 0) // sends a hint
@@ -311,8 +311,8 @@ func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 		})
 		var log bytes.Buffer
 		clean(t, cleaner.Tokens{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-		// 500 deletions of 10 ms, 8 at once, take 630 ms. The retry begins 50 ms later or more. While it runs, it may write
-		// most and the log after this test has read them, because synctest.Wait orders only what came before it.
+		// 500 deletions of 10 ms, 8 at once, take 630 ms. The retry begins at least 50 ms later. So read most and the log
+		// before the retry, which would write them at the same time.
 		time.Sleep(time.Hour + 650*time.Millisecond)
 		m.wantLeft(t, "after the first try", stay...)
 		if most != 8 {
@@ -324,8 +324,8 @@ func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 	})
 }
 
-// A token with a malformed expiration must count as expired, as upstream. The cleaner must ignore a token that is
-// already being deleted.
+// A token with a malformed expiration must be treated as expired, as in kube-controller-manager. The cleaner must ignore a
+// token that is already being deleted.
 func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()

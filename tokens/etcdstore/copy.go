@@ -14,7 +14,7 @@ const incomplete = schemaVersion + " incomplete"
 // ErrIncomplete is wrapped if the store is the destination of a copy that is not complete.
 var ErrIncomplete = errors.New("etcd has an incomplete copy of 'kubejoin store copy': delete all keys below the prefix")
 
-// A State is what a store can be used for.
+// A State says how a store can be used.
 type State int
 
 // The states of a store. A store is Unused before its first write, and Incomplete between [Store.Begin] and
@@ -48,7 +48,7 @@ func (s *Store) Begin(ctx context.Context) error {
 	return s.mark(ctx, incomplete, schemaVersion, incomplete)
 }
 
-// Complete ends Begin.
+// Complete marks the copy as complete, so that all Stores can write.
 func (s *Store) Complete(ctx context.Context) error {
 	if err := s.mark(ctx, schemaVersion, incomplete); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (s *Store) Complete(ctx context.Context) error {
 	return nil
 }
 
-// mark sets the key "schema" if it has one of the given values.
+// mark sets the key "schema" to value if it now has one of the values in earlier.
 func (s *Store) mark(ctx context.Context, value string, earlier ...string) error {
 	for _, before := range earlier {
 		version, _, err := s.kv.txn(ctx, []clientv3.Cmp{s.kv.schemaIs(before)}, []clientv3.Op{s.kv.put(schemaKey, []byte(value))})
@@ -68,7 +68,7 @@ func (s *Store) mark(ctx context.Context, value string, earlier ...string) error
 	return s.changed(ctx)
 }
 
-// changed returns why the key "schema" has another value.
+// changed returns an error for an unexpected value of the key "schema".
 func (s *Store) changed(ctx context.Context) error {
 	s.schema.Store(&schema{want: s.schema.Load().want})
 	return cmp.Or(s.prepare(ctx), errors.New("the schema changed; retry"))

@@ -13,12 +13,12 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// leaseSeconds is how long etcd keeps the leadership of a replica that no longer renews it.
+// leaseSeconds is how long a replica stays leader in etcd after its last renewal.
 const leaseSeconds = 10
 
-// Lead runs work on one replica at a time, until ctx ends or lead fails. It runs lead while this replica leads, and gives
-// up the leadership when lead has ended. A replica that cannot renew its leadership stops lead and takes part again. For a
-// moment, two replicas may both believe to lead: the work must be safe then.
+// Lead runs lead on only one replica at a time, until ctx ends or lead fails. It waits until this replica leads, calls
+// lead, and gives up the leadership when lead returns. If the replica cannot renew its leadership, Lead cancels lead and
+// waits to lead again. For a short time, lead may run on two replicas, so it must be safe then.
 func (s *Store) Lead(ctx context.Context, lead func(context.Context) error) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Store) Lead(ctx context.Context, lead func(context.Context) error) erro
 	return nil
 }
 
-// term waits until this replica leads, and runs lead until it ends, ctx ends or the leadership is lost. Failure is the
+// term waits until this replica leads. It runs lead until lead returns, ctx ends or the leadership is lost. failure is the
 // error of lead.
 func (s *Store) term(ctx context.Context, identity string, lead func(context.Context) error) (led bool, failure, err error) {
 	// The session outlives ctx, so that this replica leads until lead has ended.
@@ -112,7 +112,7 @@ func (s *Store) term(ctx context.Context, identity string, lead func(context.Con
 	return true, failure, nil
 }
 
-// ErrNoLeader means that no replica leads.
+// ErrNoLeader means that no replica is the leader.
 var ErrNoLeader = errors.New("no kubejoin replica leads")
 
 // Leader returns the identity of the replica that leads. The error wraps [ErrNoLeader] if there is none.

@@ -1,11 +1,11 @@
 // Package etcdstore stores bootstrap tokens, claims, revocations, the issuance record and the CA rotation in etcd, for
 // several replicas of kubejoin without Kubernetes. It never uses the keys of Kubernetes.
 //
-// A read that decides is linearizable. Caches follow etcd with watches. A claim and the count of its token are written
-// in one transaction. Package tokens/rowstore defines the rows.
+// Live reads are linearizable. Caches follow etcd with watches. One transaction writes a claim and the count of its token.
+// Package tokens/rowstore defines the rows.
 //
 // etcd contains the token secrets in clear text. It does not contain the CA key. During a rotation, it contains the key of
-// the new CA, encrypted with that of the old one.
+// the new CA, encrypted with the key of the old CA.
 package etcdstore
 
 import (

@@ -34,7 +34,7 @@ func TestCommit(t *testing.T) {
 	})
 }
 
-// Catches a version that etcd cannot have, and that counts as "there is no row".
+// Catches an invalid version that the store treats as "there is no row".
 func TestInvalidVersionIsConflict(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)
 	r := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
@@ -46,7 +46,7 @@ func TestInvalidVersionIsConflict(t *testing.T) {
 	}
 }
 
-// Catches an incomplete copy that serves, and an empty name in place of the error that no replica leads.
+// Catches an incomplete copy that reports ready, and an empty leader name instead of an error.
 func TestReportsIncompleteCopyAndMissingLeader(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)
 	if leader, err := s.Leader(t.Context()); !errors.Is(err, etcdstore.ErrNoLeader) {
@@ -58,7 +58,7 @@ func TestReportsIncompleteCopyAndMissingLeader(t *testing.T) {
 	}
 }
 
-// Catches a cache that has a claim before the index has it: a caller that got a hint would miss the claim until the next.
+// Catches a cache that gets a claim before its index row: a caller that got a hint would miss the claim until the next hint.
 func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	writer, reader := c.StoreAt(t, "/index").Claims(), c.StoreAt(t, "/index").Claims()
@@ -76,7 +76,7 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	}
 }
 
-// Catches a cache that first lists what is older than a row that it has read from etcd.
+// Catches a cache whose first list is older than a row that the cache has already read from etcd.
 func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	for i := range 30 { // the reader lists at the same time
@@ -95,7 +95,7 @@ func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
 	}
 }
 
-// Catches a cache that has no row of the issuance record, or panics: only some folders have a mirror.
+// Only some folders have a mirror. Catches a cache that returns no rows of the issuance record, or panics.
 func TestCacheReadsFoldersWithoutMirror(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)
 	db := s.DB()
@@ -111,7 +111,7 @@ func TestCacheReadsFoldersWithoutMirror(t *testing.T) {
 	}
 }
 
-// A check of a moment that etcd has compacted says what to do.
+// If etcd has compacted the revision that a check reads, the error must say what to do.
 func TestViewOfCompactedRevision(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	db := c.Store(t).DB()
@@ -140,7 +140,7 @@ func TestViewOfCompactedRevision(t *testing.T) {
 	}
 }
 
-// Catches a read that fails because one member of etcd has just stopped. The client retries only reads of one key or range.
+// Catches a read that fails because one member of etcd has just stopped. etcd's client retries only reads of one key or range.
 func TestRetriesReadOfSeveralKeys(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	network := must.Value(c.Network())(t)
@@ -150,7 +150,7 @@ func TestRetriesReadOfSeveralKeys(t *testing.T) {
 	config := c.StoreConfig(t, "/retry")
 	config.Endpoints, config.NoCache = f.Endpoints(), true
 	s := must.Value(etcdstore.Open(t.Context(), config))(t)
-	t.Cleanup(func() { _ = s.Close() }) // only reads are left
+	t.Cleanup(func() { _ = s.Close() }) // only reads follow
 	for _, node := range []string{"worker-1", "worker-2"} {
 		must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
 	}

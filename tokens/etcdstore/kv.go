@@ -30,27 +30,27 @@ const (
 )
 
 var (
-	// ErrUnavailable is wrapped if etcd does not answer, or refuses. Its message says what to do.
+	// ErrUnavailable is wrapped if etcd does not respond, or refuses a call. The message says what to do.
 	ErrUnavailable = errors.New("etcd is not available")
 	// ErrDamaged is wrapped if a key has a value that kubejoin did not write.
 	ErrDamaged = errors.New("etcd has a damaged row")
 )
 
-// callTimeout limits each call to etcd. A cluster without a majority would let calls wait until their context ends.
+// callTimeout limits each call to etcd. Without it, calls to a cluster without a majority would wait until their context ends.
 const callTimeout = 5 * time.Second
 
-// maxMessage is the maximum size of a message from etcd, in bytes. pageSize rows fit: a row is at most 1.5 MiB, which
-// is the limit of etcd, but kubejoin writes none above some hundred kilobytes.
+// maxMessage is the maximum size of a message from etcd, in bytes. pageSize rows fit: etcd allows rows of 1.5 MiB, but
+// kubejoin writes at most some hundred kilobytes.
 const maxMessage = 64 << 20
 
 // pageSize is how many rows one call reads.
 const pageSize = 1000
 
-// maxOperations is the maximum number of operations in a transaction, and of its conditions. It is the default of etcd
+// maxOperations is the maximum number of operations in a transaction, and also of conditions. It is the default of etcd
 // (--max-txn-ops).
 const maxOperations = 128
 
-// kv calls etcd. All reads are linearizable: etcd answers them only with a majority.
+// kv calls etcd. All reads are linearizable: they need a majority of the members.
 type kv struct {
 	client  *clientv3.Client
 	servers string // for errors
@@ -62,22 +62,21 @@ func (k kv) put(key string, value []byte) clientv3.Op {
 }
 func (k kv) delete(key string) clientv3.Op { return clientv3.OpDelete(k.prefix + key) }
 
-// holds returns a condition of a transaction. A key that does not exist has revision 0.
+// holds converts a condition for etcd, where a key that does not exist has revision 0.
 func (k kv) holds(c rowstore.Condition) clientv3.Cmp {
 	revision, err := strconv.ParseInt(cmp.Or(c.Version, "0"), 10, 64)
 	if err != nil {
-		revision = -1 // no key has it
+		revision = -1 // an invalid version: no key has revision -1
 	}
 	return clientv3.Compare(clientv3.ModRevision(k.prefix+c.Key), "=", revision)
 }
 
-// schemaIs is the condition that the key "schema" has a value.
+// schemaIs returns the condition that the key "schema" has this value.
 func (k kv) schemaIs(value string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(k.prefix+schemaKey), "=", value)
 }
 
-// versionOf is the version of a row: the revision of its last change, which no other change of any key of another
-// transaction has.
+// versionOf returns the version of a row: the etcd revision of its last change. Each transaction has its own revision.
 func versionOf(revision int64) string { return strconv.FormatInt(revision, 10) }
 
 // rowOf returns the row of a key. Its value is not nil.
@@ -95,7 +94,7 @@ func (k kv) call(ctx context.Context, do func(context.Context) error) error {
 	return k.explain(ctx, do(limited))
 }
 
-// explain returns an error with what an operator can do.
+// explain adds to an error of etcd what an operator can do.
 func (k kv) explain(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -130,7 +129,7 @@ func (k kv) get(ctx context.Context, key string) (row rowstore.Row, err error) {
 	return row, err
 }
 
-// getAll returns the row of each key, all of one revision, and that revision. Revision 0 is the newest.
+// getAll returns the row of each key, all at one revision, and that revision. Revision 0 selects the newest.
 func (k kv) getAll(ctx context.Context, revision int64, keys []string) ([]rowstore.Row, int64, error) {
 	rows := make([]rowstore.Row, 0, len(keys))
 	for some := range slices.Chunk(keys, maxOperations) {
@@ -164,8 +163,8 @@ func (k kv) getAll(ctx context.Context, revision int64, keys []string) ([]rowsto
 	return rows, revision, nil
 }
 
-// scan calls visit with each row of a range, sorted by key. All are of one revision, which scan returns. Revision 0 is the
-// newest.
+// scan calls visit with each row of a range, sorted by key. All rows have the state of one revision, which scan returns.
+// Revision 0 selects the newest.
 func (k kv) scan(ctx context.Context, revision int64, keys rowstore.Range, visit func(rowstore.Row) error) (int64, error) {
 	from, left := keys.From, int64(keys.Limit)
 	if left == 0 {
@@ -195,7 +194,7 @@ func (k kv) scan(ctx context.Context, revision int64, keys rowstore.Range, visit
 	}
 }
 
-// count returns the number of keys in a folder, and the revision. Revision 0 is the newest.
+// count returns the number of keys in a folder, and the revision of this state. Revision 0 selects the newest.
 func (k kv) count(ctx context.Context, revision int64, folder string) (n int, now int64, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
 		got, err := k.client.Get(ctx, k.prefix+folder, clientv3.WithPrefix(), clientv3.WithCountOnly(), clientv3.WithRev(revision))
@@ -207,8 +206,8 @@ func (k kv) count(ctx context.Context, revision int64, folder string) (n int, no
 	return n, now, err
 }
 
-// txn writes all of then if all conditions hold, and returns the version of the rows that it wrote. Otherwise the
-// version is empty, and schema is the value of the key "schema" at that moment.
+// txn runs all operations in then if all conditions hold, and returns the version of the written rows. If a condition does
+// not hold, version is empty, and schema is the current value of the key "schema".
 func (k kv) txn(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (version, schema string, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
 		done, err := k.client.Txn(ctx).If(conditions...).Then(then...).Else(clientv3.OpGet(k.prefix + schemaKey)).Commit()
@@ -227,7 +226,8 @@ func (k kv) txn(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.
 	return version, schema, err
 }
 
-// write is txn for rows of the current schema. If a condition does not hold, the error wraps [tokens.ErrConflict].
+// write calls txn with the condition that the schema is current. If another condition does not hold, the error wraps
+// [tokens.ErrConflict].
 func (s *Store) write(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (string, error) {
 	for {
 		if err := s.prepare(ctx); err != nil {

@@ -20,13 +20,13 @@ type mirror struct {
 	hints    tokens.Hints
 
 	mu     sync.Mutex
-	synced bool  // the rows were listed once
-	seen   int64 // the highest revision that sawRevision has got before
+	synced bool  // the rows were listed at least once
+	seen   int64 // the highest revision that sawRevision got before the first list
 	rows   rowstore.Sorted
 }
 
-// newMirrors returns the mirrors of all rows but those of the issuance record, which has no cache. Claims and their index
-// are in one, so that they agree after a hint.
+// newMirrors returns the mirrors of all rows except the issuance record, which has no cache. Claims and their index share
+// one mirror, so that they agree after a hint.
 func newMirrors(s *Store) []*mirror {
 	return []*mirror{
 		{store: s, from: "ca-rotation/", to: clientv3.GetPrefixRangeEnd("ca-rotation/")},
@@ -36,7 +36,8 @@ func newMirrors(s *Store) []*mirror {
 	}
 }
 
-// mirrorOf returns the mirror of a key. Keys of the issuance record have one that is never synced and sends no hints.
+// mirrorOf returns the mirror of a key. For a key of the issuance record, it returns an empty mirror that is never synced
+// and sends no hints.
 func (s *Store) mirrorOf(key string) *mirror {
 	for _, m := range s.mirrors {
 		if m.from <= key && key < m.to {
@@ -77,7 +78,7 @@ func (m *mirror) follow(ctx context.Context) {
 	}
 }
 
-// errOlder means that a caller has read newer rows from etcd meanwhile.
+// errOlder means that a caller has already read newer rows from etcd than the mirror has listed.
 var errOlder = errors.New("the list is older than one before")
 
 // errWatchEnded means that etcd ended a watch without an error.
@@ -109,7 +110,7 @@ func (m *mirror) listAndWatch(ctx context.Context, listed func()) (synced bool, 
 	return true, errWatchEnded
 }
 
-// replace replaces all rows, unless a caller has seen newer ones.
+// replace replaces all rows. It does nothing and returns false if a caller has seen newer rows.
 func (m *mirror) replace(rows rowstore.Sorted, revision int64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,22 +137,23 @@ func (m *mirror) apply(events []*clientv3.Event) {
 	}
 }
 
-// get returns rows. Synced is false before the first list: then the caller has to read etcd.
+// get returns rows. synced is false before the first list: then the caller must read etcd.
 func (m *mirror) get(keys []string) (rows []rowstore.Row, synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.rows.Get(keys...), m.synced
 }
 
-// in returns a copy of the rows of a range, and whether the mirror is current, as get does.
+// in returns a copy of the rows of a range. synced has the same meaning as in get.
 func (m *mirror) in(keys rowstore.Range) (rows rowstore.Sorted, synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.rows.In(keys), m.synced
 }
 
-// sawRevision makes the mirror refuse a first list of an earlier revision. It reports whether the mirror has listed
-// already, perhaps an earlier revision. Then the caller must read the mirror, because later calls do.
+// sawRevision makes the mirror refuse a first list of an earlier revision. It reports whether the mirror has already
+// listed, perhaps an earlier revision. If so, the caller must read the mirror, so that it does not see a newer state than
+// later calls.
 func (m *mirror) sawRevision(revision int64) (synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

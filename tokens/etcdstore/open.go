@@ -26,14 +26,14 @@ const DefaultPrefix = "/kubejoin"
 // MaxPrefix is the maximum length of a prefix, in bytes.
 const MaxPrefix = 512
 
-// A Config is how to reach etcd. The files are PEM.
+// A Config says how to connect to etcd. All files are PEM.
 type Config struct {
 	// Endpoints are URLs of members, https://HOST:PORT or http://HOST:PORT.
 	Endpoints []string
 	// CAFile has the CAs of the members. If it is empty, the system's CAs are trusted.
 	CAFile string
-	// CertFile and KeyFile are the client certificate; empty for none. They are read for each connection, so that a
-	// renewed certificate needs no restart.
+	// CertFile and KeyFile are the client certificate and its key; empty means no client certificate. The Store reads them
+	// for each connection, so a renewed certificate needs no restart.
 	CertFile, KeyFile string
 	// Prefix begins each key. Empty means [DefaultPrefix].
 	Prefix string
@@ -43,7 +43,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Check returns an error for each field that is invalid or missing, under the name of its flag.
+// Check returns an error for each field that is invalid or missing. Each error names the flag for the field.
 func (c Config) Check() (errs []*tokens.FieldError) {
 	invalid := func(flag, format string, args ...any) {
 		errs = append(errs, &tokens.FieldError{Field: flag, Err: fmt.Errorf(format, args...)})
@@ -100,14 +100,15 @@ func (c Config) tls() (*tls.Config, error) {
 	return t, nil
 }
 
-// gRPC pings a silent connection after pingAfter, which is its minimum, and closes it pingTimeout later.
+// gRPC pings a silent connection after pingAfter, the minimum that gRPC allows. It closes the connection if there is no
+// response within pingTimeout.
 const (
 	pingAfter   = 10 * time.Second
 	pingTimeout = 3 * time.Second
 )
 
 // Open connects to etcd. It does not wait for etcd: until etcd is available, every method fails. Two programs with
-// different schemas cannot use the same keys: every write of the older one fails.
+// different schemas cannot use the same keys: every write of the older program fails.
 //
 // The caches of the store follow etcd until Close, unless NoCache is set.
 func Open(ctx context.Context, c Config) (*Store, error) {
@@ -148,14 +149,14 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	return s, nil
 }
 
-// Close ends the caches and closes the connections. Every later call fails.
+// Close stops the caches and closes the connections. Every later call fails.
 func (s *Store) Close() error {
 	s.stop()
 	s.following.Wait()
 	return s.kv.client.Close()
 }
 
-// Ready returns an error unless a majority of the members answers, or if the store is an incomplete copy.
+// Ready returns an error if no majority of the members responds, or if the store is an incomplete copy.
 func (s *Store) Ready(ctx context.Context) error {
 	row, err := s.kv.get(ctx, schemaKey)
 	if err == nil && string(row.Value) == incomplete {
@@ -164,8 +165,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	return err
 }
 
-// prepare writes the schema version unless it is there, and fails if another one is. Every write requires the version
-// that this Store knows: see [Store.write]. The version is missing in a new store.
+// prepare writes the schema version if the store is new and has none. It fails if the store has another version. Every
+// write has the condition that the version is the one of this Store: see [Store.write].
 func (s *Store) prepare(ctx context.Context) error {
 	last := s.schema.Load()
 	if last.prepared {
@@ -193,5 +194,5 @@ func (s *Store) prepare(ctx context.Context) error {
 // A schema is the value of the key "schema" that the writes of a Store require.
 type schema struct {
 	want     string
-	prepared bool // the key had this value at the last look
+	prepared bool // the key had this value when it was last read
 }

@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// rowDB is the [rowstore.DB] in etcd. The version of a row is the revision of its last change. Its caches are the mirrors.
+// rowDB is the [rowstore.DB] in etcd. The version of a row is the revision of its last change. Cached reads use the mirrors.
 type rowDB struct{ s *Store }
 
 var _ rowstore.DB = rowDB{}
@@ -46,7 +46,7 @@ func (d rowDB) View(_ context.Context, _ func(string, error), do func(rowstore.R
 	return err
 }
 
-// A moment reads etcd at the revision of its first read.
+// A moment is a Reader whose reads all have the revision of the first read.
 type moment struct {
 	kv       kv
 	revision int64 // 0 before the first read
@@ -94,7 +94,7 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	return d.s.write(ctx, cmps, ops)
 }
 
-// MaxChanges implements [rowstore.DB]. etcd counts conditions, too, and write adds one.
+// MaxChanges implements [rowstore.DB]. etcd limits conditions, too, and write adds one condition.
 func (d rowDB) MaxChanges() int { return maxOperations - 1 }
 
 // Damaged implements [rowstore.DB].
@@ -108,12 +108,12 @@ func (d rowDB) Watch(ctx context.Context, folder string) <-chan struct{} {
 // Cached implements [rowstore.DB].
 func (d rowDB) Cached() rowstore.Reader { return cache(d) }
 
-// A cache reads the mirrors, and etcd before they have listed it.
+// A cache reads the mirrors. It reads etcd until a mirror has made its first list.
 type cache struct{ s *Store }
 
 // Get implements [rowstore.Reader].
 func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
-	m := c.s.mirrorOf(keys[0]) // all keys of a call are of one folder
+	m := c.s.mirrorOf(keys[0]) // all keys of a call are in one folder
 	if rows, synced := m.get(keys); synced {
 		return rows, ctx.Err()
 	}
@@ -127,7 +127,7 @@ func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) 
 // Scan implements [rowstore.Reader].
 func (c cache) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
 	m := c.s.mirrorOf(keys.From)
-	if m.store == nil { // the issuance record, which may be large
+	if m.store == nil { // the issuance record, which may be large, has no mirror
 		return rowDB(c).Scan(ctx, keys, visit)
 	}
 	rows, synced := m.in(keys)

@@ -10,26 +10,27 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A Kind is a kind of rows, and of their rows in indexes.
+// A Kind describes one kind of row, and its index rows.
 type Kind struct {
-	// Folder has the rows, and Indexes are the folders of their rows in indexes.
+	// Folder is the folder of the rows, and Indexes are the folders of their index rows.
 	Folder  string
 	Indexes []string
 
 	rows  func(key string, value []byte) ([]Change, error)
-	owner func(key string) string // the key of the row to which a row of an index points
+	owner func(key string) string // the key of the row to which an index row points
 }
 
 // Decoders decode rows whose meaning other packages define. Their errors must not contain values.
 type Decoders struct {
 	Revocation func(key string, value []byte) error
-	// Rotation reports whether a row is left out.
+	// Rotation reports whether a copy of the store must leave out the row.
 	Rotation func(key string, value []byte) (leftOut bool, err error)
-	// Issued returns the row of which an entry of the issuance record was made. A row without a value is left out.
+	// Issued decodes an entry of the issuance record. If it returns an IssuedRow without Value, a copy of the store leaves
+	// out the entry.
 	Issued func(value []byte) (IssuedRow, error)
 }
 
-// Kinds returns the kinds of rows: tokens, claims, revocations, those of the CA rotation, and entries of the issuance
+// Kinds returns the kinds of rows: tokens, claims, revocations, the state of the CA rotation, and entries of the issuance
 // record.
 func (d Decoders) Kinds() []Kind {
 	return []Kind{
@@ -63,14 +64,14 @@ func (d Decoders) Kinds() []Kind {
 	}
 }
 
-// Rows returns what must be stored for a row: the row itself, and then its rows in indexes. It returns nothing for a row
-// that is left out, and an error for a row that cannot be decoded.
+// Rows returns what a store must contain for a row: the row itself, and then its index rows. It returns nothing for a row
+// that a copy leaves out, and an error for a row that it cannot decode.
 func (k Kind) Rows(key string, value []byte) ([]Change, error) {
 	return k.rows(key[len(k.Folder):], value)
 }
 
-// Check calls report for each row that cannot be decoded, and for each row of an index that is missing or wrong, or has
-// no row. It calls report once for a row. All rows are of one moment.
+// Check calls report for each row that it cannot decode, and for each index row that is missing or wrong, or points to no
+// row. It reports each row once. It reads all rows at one point in time.
 func Check(ctx context.Context, db DB, d Decoders, report func(key string, err error)) error {
 	reported := map[string]bool{}
 	damaged := func(key string, err error) {
@@ -97,7 +98,7 @@ type check struct {
 }
 
 func (c check) run(ctx context.Context) error {
-	found := 0 // rows of indexes that belong to rows
+	found := 0 // number of index rows that belong to a row
 	if err := EachPage(ctx, c, c.kind.Folder, func(rows []Row) error {
 		var want []Change
 		for _, row := range rows {
@@ -132,7 +133,7 @@ func (c check) run(ctx context.Context) error {
 	return nil
 }
 
-// compare checks that an index has rows, and returns how many it has.
+// compare checks that the indexes have the wanted rows, and returns how many of these exist.
 func (c check) compare(ctx context.Context, want []Change) (found int, err error) {
 	rows, err := c.Get(ctx, keysOf(want)...)
 	for i, row := range rows {
@@ -156,7 +157,7 @@ func keysOf(changes []Change) []string {
 	return keys
 }
 
-// owners calls damaged for each row of an index that belongs to no row.
+// owners calls damaged for each index row that belongs to no row.
 func (c check) owners(ctx context.Context, index []Row) error {
 	keys := make([]string, len(index))
 	for i, row := range index {
@@ -171,7 +172,7 @@ func (c check) owners(ctx context.Context, index []Row) error {
 		if owner.Version != "" {
 			changes, err := c.kind.Rows(owner.Key, owner.Value)
 			if err != nil {
-				continue // the row is damaged, so its rows in indexes are unknown
+				continue // the row is damaged, so its index rows are unknown
 			}
 			want = changes
 		}

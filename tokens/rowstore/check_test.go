@@ -14,7 +14,7 @@ import (
 
 var errNoRow = errors.New("no row of this kind")
 
-// decoders leave the rows "out" out, and find the rows "bad" damaged.
+// decoders leave out rows with the value "out", and return an error for rows with the value "bad".
 var decoders = rowstore.Decoders{
 	Revocation: func(_ string, v []byte) error { return bad(v) },
 	Rotation:   func(_ string, v []byte) (bool, error) { return string(v) == "out", bad(v) },
@@ -34,14 +34,14 @@ func bad(v []byte) error {
 	return nil
 }
 
-// somePlace is the place of an entry of the year 2262.
+// somePlace is the place of an entry from the year 2262.
 const somePlace = "0000000000000000ABCDEFGH"
 
 func TestCheckReportsDamage(t *testing.T) {
 	for _, test := range []struct{ key, value, want string }{
 		{"ca-rotation/b", "out", ""},
 		{"issued/" + somePlace, "out", ""},
-		{"claims/worker-1", "bad", "claims/worker-1: invalid JSON"}, // and nothing about its row in the index
+		{"claims/worker-1", "bad", "claims/worker-1: invalid JSON"}, // but no report about its index row
 		{"revocations/k", "bad", "revocations/k: " + errNoRow.Error()},
 		{"ca-rotation/b", "bad", "ca-rotation/b: " + errNoRow.Error()},
 		{"issued/" + somePlace, "bad", "issued/" + somePlace + ": " + errNoRow.Error()},
@@ -68,12 +68,12 @@ func TestCheckReportsDamage(t *testing.T) {
 	}
 }
 
-// A copy of a store has what Rows returns. Catches a row that is lost, and one that should be left out.
+// A copy of a store consists of the rows that Rows returns. Catches a lost row, and a row that a copy should leave out.
 func TestRowsAreAllThatIsStored(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
 	fill(t, s)
-	for n := range 2 { // a refusal and a certificate
+	for n := range 2 { // one refusal and one certificate
 		must.OK(t, s.Issued().Append(t.Context(), entry(n)))
 	}
 	must.OK(t, db.Append(t.Context(), []rowstore.Change{{Key: "ca-rotation/a", Value: []byte("v")}}))

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
-// claim is the JSON of a claim. Its key is the node name.
+// claim is the JSON of a claim. The key of the row is the node name.
 type claim struct {
 	TokenID  string   `json:"tokenID"`
 	TokenUID string   `json:"tokenUID,omitempty"`
@@ -29,7 +29,7 @@ type claim struct {
 	UID     string    `json:"uid"`
 }
 
-// past is the Past in the row of a claim.
+// past is the JSON of the Past in the row of a claim.
 type past struct {
 	Until               time.Time `json:"until"`
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds

@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Claims is a [tokens.Claims] of rows, in the database of a [Store].
+// Claims is a [tokens.Claims] whose claims are rows in the database of a [Store].
 type Claims struct {
 	store *Store
 	db    DB
@@ -33,9 +33,9 @@ func newClaims(s *Store) *Claims {
 	}}
 }
 
-// holders returns the changes of the index when a claim changes.
+// holders returns the changes of index rows for a change of a claim.
 func holders(before, after tokens.Claim) (changes []Change) {
-	if before.Version == "" { // no row, whatever the caller has set
+	if before.Version == "" { // not stored, even if the caller has set other fields
 		before = tokens.Claim{}
 	}
 	if before.TokenID == after.TokenID {
@@ -52,7 +52,7 @@ func holders(before, after tokens.Claim) (changes []Change) {
 
 func holderKey(c tokens.Claim) string { return holdersFolder + c.TokenID + "/" + c.Node }
 
-// Get implements [tokens.Claims]. [tokens.Recent] is [tokens.Live].
+// Get implements [tokens.Claims]. It treats [tokens.Recent] as [tokens.Live].
 func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
 	return s.table.get(ctx, reader(s.db, read), node)
 }
@@ -60,7 +60,7 @@ func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens
 // List implements [tokens.Claims]. It fails if it cannot decode a row, like [Store.List].
 func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) { return s.table.list(ctx) }
 
-// HeldBy implements [tokens.Claims]. [tokens.Recent] is [tokens.Live].
+// HeldBy implements [tokens.Claims]. It treats [tokens.Recent] as [tokens.Live].
 func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
 	if read == tokens.Cached {
 		return s.held(ctx, s.db.Cached(), id, func(Row) error { return nil })
@@ -70,8 +70,8 @@ func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tok
 	})
 }
 
-// held finds the claims of a token with the index, and reads all of them at once. It calls missing for a row of the index
-// whose claim does not exist or belongs to another token.
+// held finds the claims of a token in the index, and reads all of them at once. It calls missing for an index row whose
+// claim does not exist or belongs to another token.
 func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(Row) error) (all []tokens.Claim, err error) {
 	if err := tokens.CheckID(id); err != nil {
 		return nil, err
@@ -101,19 +101,19 @@ func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.db.Watch(ctx, claimsFolder) }
 
-// Ended implements [tokens.Claims]. A token counts a name together with its claim, so a counted name without one has
-// ended.
+// Ended implements [tokens.Claims]. One transaction writes the claim and the count. So if a token counts a name without a
+// claim, its claim has ended.
 func (s *Claims) Ended(r tokens.Record, c tokens.Claim) bool {
 	return c.TokenID != r.Token.ID() && slices.Contains(r.Nodes, c.Node)
 }
 
-// Commit implements [tokens.Claims]. It writes all in one transaction, or in several if there are too many claims for one.
+// Commit implements [tokens.Claims]. It uses one transaction, or several if there are too many claims for one.
 func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (all []tokens.Outcome, err error) {
-	most := (s.db.MaxChanges() - 1) / 3 // a record is one change, and a claim at most three: its row, and two of the index
+	most := (s.db.MaxChanges() - 1) / 3 // a record needs one change, and a claim at most three: its row and two index rows
 	for {
 		some, rest := changes[:min(most, len(changes))], changes[min(most, len(changes)):]
 		now := after.Clone()
-		if len(rest) > 0 { // without names whose claims are not written yet
+		if len(rest) > 0 { // do not count names yet whose claims the next transaction writes
 			now.Expires = before.Expires
 			added := now.NodesBeyond(before)
 			now.Nodes = slices.DeleteFunc(now.Nodes, func(name string) bool {
@@ -136,8 +136,8 @@ func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, change
 	}
 }
 
-// commit is Commit in one transaction. It sets before to the record as stored. A record that does not change is only a
-// condition, so that tokens without a node limit admit machines concurrently.
+// commit is Commit in one transaction. It sets before to the stored record. It does not write an unchanged record, but
+// checks its version, so that tokens without a node limit can admit machines concurrently.
 func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
 	var conditions []Condition
 	var writes []Change
@@ -164,8 +164,8 @@ func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens
 		return nil, err
 	}
 	counts := len(writes) > 0
-	// Versions are enough as conditions: a key never has the same version again, so a row with the version of before has
-	// its UID and all its values, too.
+	// It is enough to compare versions: a key never gets an earlier version again, so a row with the version of Before also
+	// has the same UID and values.
 	outcomes, stored := make([]tokens.Outcome, len(changes)), make([]bool, len(changes))
 	for i, c := range changes {
 		if c.Before.Version != "" && !c.After.Empty() {
@@ -217,8 +217,8 @@ func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens
 	return outcomes, nil
 }
 
-// checkFree returns an error that wraps ErrConflict if a token holds a claim of a name that it is about to uncount. The
-// caller writes the token only if it has not changed since before, and so has no new claim.
+// checkFree returns an error that wraps ErrConflict if after frees the slot of a name on which the token still holds a
+// claim. The caller writes the token only if it is unchanged since before, so the token cannot have got a new claim.
 func (s *Claims) checkFree(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) error {
 	free := slices.DeleteFunc(before.NodesBeyond(after), func(name string) bool {
 		return slices.ContainsFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == name })

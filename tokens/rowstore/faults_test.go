@@ -17,10 +17,10 @@ import (
 
 var errAway = errors.New("away")
 
-// failsOnce is a database whose n-th call fails. A failed read returns rows, too; a failed write has no effect.
+// failsOnce is a database whose n-th call fails. A failed read also returns rows. A failed write has no effect.
 type failsOnce struct {
 	*memdb.DB
-	left *int // calls up to the failed one; 0 or less: it has failed
+	left *int // calls until one fails; 0 or less: that call has failed
 }
 
 func (f failsOnce) fails() error {
@@ -66,7 +66,7 @@ func (f failsOnce) Append(ctx context.Context, changes []rowstore.Change) error 
 // begin is the time of the first entry, before the current time.
 var begin = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// entry returns entry n of the issuance record. Each fourth is a refusal.
+// entry returns entry n of the issuance record. Each fourth entry is a refusal.
 func entry(n int) rowstore.IssuedRow {
 	r := rowstore.IssuedRow{Time: begin.Add(time.Duration(n) * time.Minute), Names: []string{"a"}, Value: []byte(strconv.Itoa(n))}
 	if n%4 != 0 {
@@ -90,7 +90,7 @@ func stored(t *testing.T, entries int) *memdb.DB {
 	return db
 }
 
-// walks are the ways to visit entries, with a first page of three.
+// walks are the ways to visit entries. Their first page has three entries.
 func walks(ctx context.Context, s *rowstore.Issued, after string, visit rowstore.Visitor) map[string]func() error {
 	all := map[string]func() error{}
 	for _, name := range []string{"", "a"} {
@@ -114,9 +114,9 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 		return nil
 	}
 	for name, test := range map[string]struct {
-		calls   int   // of the database; 0: not checked
-		want    error // if no call fails
-		counts  int   // rows that n counts, if no call fails
+		calls   int   // number of calls of the database; 0: not checked
+		want    error // expected error if no call fails
+		counts  int   // expected n if no call fails
 		entries int
 		run     func(s *rowstore.Store) error
 	}{
@@ -179,7 +179,7 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 	} {
 		for call := 1; ; call++ {
 			left := call
-			n = 0 // visited, deleted or reported
+			n = 0 // number of rows that were visited, deleted or reported
 			err := test.run(rowstore.New(failsOnce{stored(t, test.entries), &left}))
 			if left > 0 {
 				if !errors.Is(err, test.want) || n != test.counts || call == 1 || test.calls > 0 && call-1 != test.calls {
@@ -194,7 +194,7 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 	}
 }
 
-// Catches a visitor that is called after it has ended the walk, and an error of it that is lost.
+// Catches a walk that calls the visitor after the visitor has ended the walk, or that loses the visitor's error.
 func TestVisitorEndsWalk(t *testing.T) {
 	visited, issued := 0, rowstore.New(stored(t, 40)).Issued()
 	for _, want := range []error{nil, errAway} {
@@ -221,7 +221,7 @@ func TestVisitorEndsWalk(t *testing.T) {
 	}
 }
 
-// Catches a malformed place that a walk takes for the first one.
+// Catches a walk that starts at the first entry if after is malformed.
 func TestNoEntryIsBehindMalformedPlace(t *testing.T) {
 	issued := rowstore.New(stored(t, 3)).Issued()
 	for _, after := range []string{"00", "0zzzzzzzzzzzzzzz"} {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// The rows of the issuance record. A PLACE is the time of an entry and random characters. Its time is inverted, so that
-// the newest entry comes first. A NAME is what an entry is found by, such as node/worker-1. A TIME is not inverted.
+// The rows of the issuance record. A PLACE is the time of an entry and random characters. The time in a PLACE is inverted,
+// so that the newest entry comes first. A NAME is a search term for entries, such as node/worker-1. A TIME is not inverted.
 //   - issued/PLACE: an entry.
 //   - issued-by/NAME/PLACE: an index. The values are the TIMEs when the certificates end; empty if none was issued.
 //   - issued-ends/TIME-PLACE: the certificates by the time when they end. The values are the names, one a line.
@@ -27,8 +27,8 @@ const (
 	// client can cause refusals.
 	KeepUnissued = 30 * 24 * time.Hour
 	MaxUnissued  = 100_000
-	// MaxCertificates is how many entries of certificates Sweep keeps. An entry needs some 2 KB in etcd's database, and
-	// 1.6 KB of memory of each member. A file has a maximum size instead.
+	// MaxCertificates is how many entries of certificates Sweep keeps. An entry needs some 2 KB in etcd's database, and 1.6
+	// KB of memory in each member. A store in a file has a maximum size instead.
 	MaxCertificates = 1_000_000
 )
 
@@ -50,12 +50,13 @@ type IssuedRow struct {
 	Time time.Time
 	// Ends is when the certificate of the entry ends; zero if none was issued.
 	Ends time.Time
-	// Names are the names by which a query finds the entry, each once, without line breaks.
+	// Names are the names by which a query finds the entry. They are unique and have no line breaks.
 	Names []string
 	Value []byte
 }
 
-// PlaceLen and EndsPlaceLen are the lengths of places: from the newest to the oldest, and from those that end first.
+// PlaceLen is the length of a place in [Issued.NewestFirst], and EndsPlaceLen the length of a place in
+// [Issued.SoonestFirst] without a name.
 const (
 	PlaceLen     = timeLen + suffixLen
 	EndsPlaceLen = timeLen + 1 + PlaceLen
@@ -63,10 +64,10 @@ const (
 	suffixLen    = 8
 )
 
-// timeText returns a time so that texts sort like times. Times before 1970 are 1970, and those after 2262 are 2262.
+// timeText returns a text that sorts like the time. It returns times before 1970 as 1970, and times after 2262 as 2262.
 func timeText(t time.Time) string { return digits(nanos(t)) }
 
-// inverted returns a time so that texts sort in the reverse order of times.
+// inverted returns a text that sorts in the reverse order of the time.
 func inverted(t time.Time) string { return digits(math.MaxInt64 - nanos(t)) }
 
 func digits(n int64) string { return fmt.Sprintf("%016x", n) }
@@ -110,13 +111,13 @@ func (r IssuedRow) rows(place string) []Change {
 // placeIn returns the place at the end of a key.
 func placeIn(key string) string { return key[max(0, len(key)-PlaceLen):] }
 
-// A Visitor gets the place and the value of an entry. It returns whether it wants more entries. A later walk can
-// continue behind the place.
+// A Visitor gets the place and the value of an entry. It returns whether it wants more entries. A later call can pass the
+// place as after, to continue there.
 type Visitor func(place string, value []byte) (more bool, err error)
 
 // NewestFirst visits the entries from the newest to the oldest, down to the time since. If name is not empty, it visits
-// only the entries with this name. If after is not empty, it starts behind that place. It first reads some entries, and
-// then more at once.
+// only the entries with this name. If after is not empty, it starts behind that place. The first read gets as many entries
+// as some says, and later reads get more.
 func (s *Issued) NewestFirst(ctx context.Context, name, after string, since time.Time, some int, visit Visitor) error {
 	if name == "" {
 		return wrapIssued(timed(ctx, s.db, issuedFolder, after, math.MaxInt64-nanos(time.Now()), math.MaxInt64-nanos(since), some, func(rows []Row) (bool, error) {
@@ -142,8 +143,8 @@ func (s *Issued) NewestFirst(ctx context.Context, name, after string, since time
 	}
 }
 
-// SoonestFirst visits the entries of certificates that end at from or later, in the order in which they end. If name is
-// not empty, it visits only those with this name. If after is not empty, it starts behind that place instead.
+// SoonestFirst visits the entries of certificates that end at from or later, in the order in which they end. If name is not
+// empty, it visits only entries with this name. If after is not empty, it starts behind that place instead of at from.
 func (s *Issued) SoonestFirst(ctx context.Context, name, after string, from time.Time, some int, visit Visitor) error {
 	if name == "" {
 		return wrapIssued(timed(ctx, s.db, issuedEndsFolder, cmp.Or(after, timeText(from)), nanos(from), math.MaxInt64, some, func(rows []Row) (bool, error) {
@@ -171,7 +172,8 @@ func (s *Issued) SoonestFirst(ctx context.Context, name, after string, from time
 	return nil
 }
 
-// visit visits the entries of rows of an index. place returns where a walk can continue. An error ends the walk: more is false.
+// visit calls visit with the entry of each index row. place returns the place that the Visitor gets for an index row. After
+// an error, more is false.
 func (s *Issued) visit(ctx context.Context, index []Row, place func(Row) string, visit Visitor) (more bool, err error) {
 	keys := make([]string, len(index))
 	for i, row := range index {
@@ -198,7 +200,7 @@ func (s *Issued) visit(ctx context.Context, index []Row, place func(Row) string,
 	return true, nil
 }
 
-// last is after all places.
+// last is greater than all places, so that the end of a range includes them.
 const last = "\x7f"
 
 func behind(folder, after string) string {
@@ -220,20 +222,20 @@ func timeOf(place string) (int64, error) {
 	return int64(t), nil
 }
 
-// firstWindow is the time that the first read of timed covers, and minWindow the least that any read covers, both in
-// nanoseconds.
+// firstWindow is the span of time that the first read of timed covers. minWindow is the minimum span for all reads. Both
+// are in nanoseconds.
 const firstWindow, minWindow = int64(time.Hour), int64(time.Second)
 
-// timed calls visit with pages of rows of a folder whose keys begin with a time. It starts behind the place after, and
-// ends with the time end. Most rows should be after the time first.
+// timed calls visit with pages of rows in a folder whose keys begin with a time. It starts behind the place after, and ends
+// with the time end. It is fastest if most rows are later than first.
 //
-// etcd visits all keys in the range of a read, even if it returns few of them, and holds a lock meanwhile: a quarter of
-// a second for a million. So each read has a short range, which grows where there are few keys.
+// etcd visits all keys in the range of a read, even if it returns few of them, and holds a lock meanwhile: a quarter of a
+// second for a million keys. So each read has a short range, which grows where there are few keys.
 func timed(ctx context.Context, r Reader, folder, after string, first, end int64, some int, visit func([]Row) (bool, error)) error {
 	if after != "" {
 		t, err := timeOf(after)
 		if err != nil {
-			return nil // no place begins like this
+			return nil // no entry is behind an invalid place
 		}
 		first = t
 	}
@@ -254,11 +256,11 @@ func timed(ctx context.Context, r Reader, folder, after string, first, end int64
 		case len(rows) == keys.Limit:
 			key := rows[len(rows)-1].Key
 			t, err := timeOf(key[len(folder):])
-			if err != nil { // damaged
+			if err != nil { // the key is damaged
 				t = first
 			}
 			keys.From, keys.Limit = key+"\x00", min(2*keys.Limit, maxPage)
-			window = max(minWindow, 8*min(t-first, math.MaxInt64/8)) // twice as many rows need twice the time
+			window = max(minWindow, 8*min(t-first, math.MaxInt64/8)) // a page with twice as many rows needs a longer window
 			first = t
 		case isLast:
 			return nil
@@ -271,9 +273,9 @@ func timed(ctx context.Context, r Reader, folder, after string, first, end int64
 
 // A Victim is an entry that a sweep deletes.
 type Victim struct {
-	// Keys are those of all its rows.
+	// Keys are the keys of all rows of the entry.
 	Keys []string
-	// Due is whether its time has come, and Beyond whether there are too many of its kind.
+	// Due is true if the retention of the entry is over. Beyond is true if the record has too many entries of its kind.
 	Due, Beyond bool
 }
 
@@ -288,9 +290,9 @@ type SweepOptions struct {
 	Early bool
 }
 
-// Victims calls take with entries in the order in which they are deleted: refusals and failures, the oldest first, and
-// then the certificates, the first to end first. It continues with the other kind, or ends, when take returns false. After
-// an error it continues with the other kind.
+// Victims calls take with entries in the order of deletion: first refusals and failures, the oldest first, and then
+// certificates, the earliest to expire first. If take returns false, Victims skips the other entries of this kind. After an
+// error, it continues with the other kind.
 func Victims(ctx context.Context, r Reader, o SweepOptions, take func(Victim) (more bool, err error)) error {
 	var errs []error
 	for _, kind := range []struct {
@@ -350,9 +352,9 @@ type Swept struct {
 	Deleted, Dropped int
 }
 
-// Sweep deletes entries of certificates that ended before now minus retention, entries of refusals and failures older
-// than [KeepUnissued], and the first of those beyond [MaxCertificates] and [MaxUnissued]. One replica at a time should
-// call it.
+// Sweep deletes entries of certificates that expired before now minus retention, and entries of refusals and failures older
+// than [KeepUnissued]. Of more than [MaxCertificates] or [MaxUnissued] entries, it deletes the first. Only one replica at a
+// time should call it.
 func (s *Issued) Sweep(ctx context.Context, now time.Time, retention time.Duration) (Swept, error) {
 	return s.sweep(ctx, now, retention, MaxCertificates)
 }
@@ -394,15 +396,15 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 	return out, wrapIssued(err)
 }
 
-// Dropped returns how many entries Sweep has dropped before they were due, and when it dropped the last one. Nobody calls
-// Sweep for a file, which drops entries itself.
+// Dropped returns how many entries Sweep has dropped before they were due, and when it dropped the last one. A store in a
+// file deletes entries itself and does not use Sweep.
 func (s *Issued) Dropped() (entries int, last time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dropped, s.last
 }
 
-// Damaged returns an error for an entry at a place, like [DB.Damaged].
+// Damaged returns an error for the damaged entry at a place, like [DB.Damaged].
 func (s *Issued) Damaged(place string, err error) error {
 	return s.db.Damaged(issuedFolder+place, err)
 }

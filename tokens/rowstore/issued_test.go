@@ -13,10 +13,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
-// Sweep deletes what is due and then the first to end, also if years without entries are between them.
+// Sweep must delete the due entries, and then the certificates that expire first, even if entries are years apart.
 func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
 	issued, now := memdb.Open().Issued(), time.Now()
-	for i := range 60 { // 20 are due
+	for i := range 60 { // 20 of them are due
 		must.OK(t, issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0).Add(-1), Names: []string{"a"}, Value: []byte(strconv.Itoa(i))}))
 	}
 	sum := 0
@@ -52,7 +52,7 @@ func (b betweenGets) Get(ctx context.Context, keys ...string) ([]rowstore.Row, e
 	return b.DB.Get(ctx, keys...)
 }
 
-// An entry that a sweep deletes between the reads of the index and of the entry is not damage.
+// A sweep may delete an entry after a walk has read its index row. Catches a walk that reports this as damage.
 func TestWalkSkipsSweptEntry(t *testing.T) {
 	db, now := &memdb.DB{}, time.Now()
 	issued := rowstore.New(db).Issued()
@@ -80,7 +80,7 @@ func (c *countedScans) Scan(ctx context.Context, keys rowstore.Range, visit func
 	return c.DB.Scan(ctx, keys, visit)
 }
 
-// Catches a range of time that is negative because entries are decades apart.
+// Catches a time range that overflows because entries are decades apart.
 func TestWalksDecadesWithFewReads(t *testing.T) {
 	db := &countedScans{DB: &memdb.DB{}}
 	issued, from := rowstore.New(db).Issued(), time.Unix(0, 0)
@@ -108,7 +108,7 @@ func (f failingFolder) Count(ctx context.Context, folder string) (int, error) {
 	return f.DB.Count(ctx, folder)
 }
 
-// Catches certificates that stay because refusals cannot be read.
+// Catches a sweep that keeps certificates because it cannot read refusals.
 func TestSweepsOneKindIfOtherFails(t *testing.T) {
 	db, now := &memdb.DB{}, time.Now()
 	for _, row := range []rowstore.IssuedRow{{Time: now.AddDate(-1, 0, 0), Ends: now.AddDate(-1, 0, 0), Value: []byte("x")}, {Time: now.AddDate(-1, 0, 0), Value: []byte("y")}} {

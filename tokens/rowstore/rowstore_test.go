@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// faulty is a database whose commits can fail, and whose cache can be another database.
+// faulty is a database whose commits can fail, and whose cached reads can come from another database.
 type faulty struct {
 	rowstore.DB
 	cache       rowstore.Reader // nil: the same database
@@ -55,7 +55,7 @@ func fill(t *testing.T, s *rowstore.Store) (tokens.Record, tokens.Claim) {
 func edit(r *tokens.Record) error     { r.Description += "."; return nil }
 func editClaim(c *tokens.Claim) error { c.NodeUID += "."; return nil }
 
-// Another write may conflict with a write whose own row has not changed, for example in the database's index.
+// A write may get a conflict although its own row has not changed, for example because of an index row.
 func TestRetriesAfterConflict(t *testing.T) {
 	db := &faulty{DB: &memdb.DB{}, commits: tokens.ErrConflict}
 	s := rowstore.New(db)
@@ -114,7 +114,8 @@ func (b betweenReads) Scan(ctx context.Context, keys rowstore.Range, visit func(
 	return err
 }
 
-// Catches a claim that is deleted, or that changes hands, between the reads of the index and of the claim.
+// A claim may be deleted, or go to another token, after HeldBy has read its index row. Catches a HeldBy that returns such a
+// claim or fails.
 func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 	for name, do := range map[string]func(*rowstore.Store) error{
 		"deleted": func(s *rowstore.Store) error {
@@ -140,7 +141,8 @@ func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 	}
 }
 
-// What no store writes must be an error, not another value: a damaged claim keeps its name taken. No error may have the secret.
+// A row that no store writes must be an error, not another value, so that the name of a damaged claim stays taken. No error
+// may contain the secret.
 func TestDecodeReportsDamage(t *testing.T) {
 	const secret = "s3cr3ts3cr3ts3cr"
 	const record = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u"}`
@@ -189,7 +191,7 @@ func TestDecodeReportsDamage(t *testing.T) {
 	}
 }
 
-// If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
+// If an index row has no claim, HeldBy must fail. Otherwise the token could claim more names than its limit.
 func TestMissingClaimIsDamage(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
@@ -207,7 +209,7 @@ func TestMissingClaimIsDamage(t *testing.T) {
 	}
 }
 
-// Catches an index that follows fields of a claim that is not stored.
+// Catches a change of the index that depends on fields of a claim that is not stored.
 func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
 	s := memdb.Open()
 	r, _ := fill(t, s)
@@ -218,7 +220,7 @@ func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
 	}
 }
 
-// Created says since when the token holds the name.
+// Created is the time since which the token holds the name.
 func TestOnlyNewHolderChangesCreated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memdb.Open()
@@ -236,7 +238,7 @@ func TestOnlyNewHolderChangesCreated(t *testing.T) {
 	})
 }
 
-// A value that does not change must cost no write. An empty value is not the same as no row.
+// Update must not write an unchanged value. It must distinguish an empty value from a missing row.
 func TestUpdateWritesOnlyChanges(t *testing.T) {
 	db := &faulty{DB: &memdb.DB{}, commits: errAway}
 	s := rowstore.New(db)
@@ -254,7 +256,7 @@ func TestUpdateWritesOnlyChanges(t *testing.T) {
 	}
 }
 
-// smallDB is a database with few changes in one commit.
+// smallDB is a database that allows few changes in one commit.
 type smallDB struct {
 	memdb.DB
 	maxChanges int
@@ -262,7 +264,7 @@ type smallDB struct {
 
 func (d *smallDB) MaxChanges() int { return d.maxChanges }
 
-// Catches a database that cannot commit any claim, with which the signer would wait without end.
+// Catches a New that accepts a database which cannot commit any claim. With such a database, the signer would wait endlessly.
 func TestNewNeedsChangesForOneClaim(t *testing.T) {
 	rowstore.New(&smallDB{maxChanges: 4})
 	defer func() {
@@ -273,7 +275,7 @@ func TestNewNeedsChangesForOneClaim(t *testing.T) {
 	rowstore.New(&smallDB{maxChanges: 3})
 }
 
-// oneCommit fails after one commit.
+// oneCommit is a database whose commits fail after the first one.
 type oneCommit struct {
 	smallDB
 	done, begun bool
@@ -287,8 +289,8 @@ func (d *oneCommit) Commit(ctx context.Context, conditions []rowstore.Condition,
 	return d.smallDB.Commit(ctx, conditions, changes)
 }
 
-// A commit of two claims fails half-way. Catches restored names that are missing in the count although their claims exist.
-// Also catches a name that counts before its claim exists, and a token that ends before its last slot is taken.
+// A commit of two claims fails half-way. Catches restored names that the token does not count although their claims exist.
+// Also catches a name that is counted before its claim exists, and an expiration that is set before all claims are written.
 func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 	both := []string{"worker-1", "worker-2"}
 	for name, test := range map[string]struct{ held, counted, want []string }{
@@ -325,7 +327,7 @@ func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 	}
 }
 
-// Without a version, Commit would create the record: a deleted token would come back.
+// Without a version, Commit would create the record, and so create a deleted token again.
 func TestCommitNeedsVersionOfRecord(t *testing.T) {
 	s := memdb.Open()
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
@@ -337,7 +339,7 @@ func TestCommitNeedsVersionOfRecord(t *testing.T) {
 	}
 }
 
-// Catches a read that decides and comes from the cache, and a cheap one that does not.
+// Catches a live read that comes from the cache, and a cached read that does not.
 func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	s := rowstore.New(&faulty{DB: &memdb.DB{}, cache: &memdb.DB{}})
 	fill(t, s)
@@ -362,7 +364,7 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	}
 }
 
-// Catches a cache that a long list clears, one that keeps secrets of deleted tokens, and one without a limit.
+// Catches a cache that a long list clears, that keeps secrets of deleted tokens, or that has no limit.
 func TestCachesDecodedRows(t *testing.T) {
 	db, n := &memdb.DB{}, rowstore.MaxCached+2
 	s, other := rowstore.New(db), rowstore.New(db)
@@ -409,7 +411,7 @@ func (c *countedReads) Get(ctx context.Context, keys ...string) ([]rowstore.Row,
 	return c.DB.Get(ctx, keys...)
 }
 
-// Catches a read of the database for each claim of a token.
+// Catches a HeldBy that reads the database once for each claim.
 func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 	db := &countedReads{DB: &memdb.DB{}}
 	s := rowstore.New(db)

@@ -8,7 +8,7 @@ import (
 // Sorted are rows in memory, sorted by key.
 type Sorted []Row
 
-// find returns the index at which a key is, or would be.
+// find returns the index of a key, or the index at which to insert it.
 func (s Sorted) find(key string) (int, bool) {
 	return slices.BinarySearchFunc(s, key, func(r Row, key string) int { return strings.Compare(r.Key, key) })
 }
@@ -49,7 +49,7 @@ func (s *Sorted) Set(row Row) {
 	}
 }
 
-// Visit calls visit with each row until it fails.
+// Visit calls visit with each row until visit returns an error.
 func (s Sorted) Visit(visit func(Row) error) error {
 	for _, row := range s {
 		if err := visit(row); err != nil {

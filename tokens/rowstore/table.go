@@ -19,29 +19,29 @@ type value[T any] interface {
 	Edit(change func(*T) error) (T, error)
 }
 
-// fields are the fields that the store sets, and the key.
+// fields are the key of a value, and pointers to the fields that the store sets.
 type fields struct {
 	key          string
 	created      *time.Time
 	uid, version *string
 }
 
-// A table has the rows of one folder as values. Its reads return copies.
+// A table reads and writes the rows of one folder as values. It returns copies.
 type table[T value[T]] struct {
 	db     DB
 	folder string
-	what   string // token or claim, for errors
+	what   string // "token" or "claim", for errors
 
 	check     func(key string) error
 	fields    func(*T) fields
-	normalize func(T) T // as decode returns it
+	normalize func(T) T // as decode will return the value
 	encode    func(T) ([]byte, error)
 	decode    func(key string, v []byte) (T, error)
-	begins    func(before, after T) bool     // the value gets a new time of creation
-	index     func(before, after T) []Change // changes of other rows; the zero value is no row
+	begins    func(before, after T) bool     // reports whether Created changes
+	index     func(before, after T) []Change // changes of index rows; a zero value means no row
 
 	mu    sync.Mutex
-	cache map[string]decoded[T] // by key; most of the time of a list is spent decoding JSON
+	cache map[string]decoded[T] // by key; without it, a list spends most of its time on decoding JSON
 }
 
 type decoded[T any] struct {
@@ -49,7 +49,7 @@ type decoded[T any] struct {
 	value   T
 }
 
-// maxCached is the number of cached values at which keep adds no more. A list caches all its values.
+// maxCached is the number of cached values from which on keep adds no more. list caches all values regardless.
 const maxCached = 1 << 14
 
 // valueOf returns the value of a row, from the cache if it has this version.
@@ -122,7 +122,7 @@ func (t *table[T]) keep(key string, d decoded[T]) {
 	}
 }
 
-// list replaces the cache, which thereby forgets the rows that other processes have deleted.
+// list returns all values. It also replaces the cache, and so drops rows that other processes have deleted.
 func (t *table[T]) list(ctx context.Context) (all []T, err error) {
 	cache := map[string]decoded[T]{}
 	err = scan(ctx, t.db.Cached(), t.folder, func(key string, row Row) error {
@@ -167,7 +167,7 @@ func (t *table[T]) update(ctx context.Context, key string, change func(*T) error
 		if err != nil {
 			return none, err
 		}
-		after, err := before.Edit(change) // outside a transaction, so that change can use the store
+		after, err := before.Edit(change) // not in a transaction, so that change can use the store
 		if err != nil {
 			return none, err
 		}
@@ -207,7 +207,7 @@ func (t *table[T]) delete(ctx context.Context, v T) error {
 		case err == nil:
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			delete(t.cache, given.key) // the value may have a secret
+			delete(t.cache, given.key) // the value may contain a secret
 			return nil
 		case !errors.Is(err, tokens.ErrConflict):
 			return fmt.Errorf("delete %s %s: %w", t.what, given.key, err)
@@ -215,7 +215,7 @@ func (t *table[T]) delete(ctx context.Context, v T) error {
 	}
 }
 
-// stamp returns a value with the time of creation and the UID that it will be stored with, over before.
+// stamp returns after with the Created and the UID that the store will give it if it replaces before.
 func (t *table[T]) stamp(before, after T) T {
 	was, is := t.fields(&before), t.fields(&after)
 	*is.created, *is.uid = *was.created, *was.uid
@@ -228,15 +228,15 @@ func (t *table[T]) stamp(before, after T) T {
 	return after
 }
 
-// A write is a value as it will be stored, the condition of the write, and its changes.
+// A write is a value in the form in which it will be stored, with the condition and the changes to write it.
 type write[T any] struct {
 	value     T
 	condition Condition
 	changes   []Change
-	nothing   bool // the value is stored already
+	nothing   bool // the stored value is already equal
 }
 
-// write returns the write of a value over before, which is the zero value for a new one.
+// write returns the write that replaces before by after. For a new value, before is the zero value.
 func (t *table[T]) write(before, after T) (w write[T], err error) {
 	if err := after.Check(); err != nil {
 		return w, err
@@ -256,7 +256,7 @@ func (t *table[T]) write(before, after T) (w write[T], err error) {
 	return w, nil
 }
 
-// commit returns the value as stored.
+// commit commits the write, and returns the stored value.
 func (t *table[T]) commit(ctx context.Context, w write[T]) (T, error) {
 	version, err := t.db.Commit(ctx, []Condition{w.condition}, w.changes)
 	*t.fields(&w.value).version = version

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
-// record is the JSON of a token. Its key is the token ID.
+// record is the JSON of a token. The key of the row is the token ID.
 type record struct {
 	Secret         string    `json:"secret"`
 	Expires        time.Time `json:"expires,omitzero"`
@@ -105,7 +105,7 @@ func decodeRecord(id string, v []byte) (tokens.Record, error) {
 	}, nil
 }
 
-// limits is the limits in the row of a token or a claim.
+// limits is the JSON of the limits in the row of a token or a claim.
 type limits struct {
 	MaxNodes            int      `json:"maxNodes,omitempty"`
 	NodeNames           []string `json:"nodeNames,omitempty"`

@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A Store is a [tokens.Store] of rows. Records have the version of their row.
+// A Store is a [tokens.Store] of rows. The Version of a record is the version of its row.
 type Store struct {
 	db     DB
 	table  *table[tokens.Record]
@@ -38,12 +38,12 @@ func New(db DB) *Store {
 // DB returns the database.
 func (s *Store) DB() DB { return s.db }
 
-// Get implements [tokens.Store]. [tokens.Recent] is [tokens.Live].
+// Get implements [tokens.Store]. It treats [tokens.Recent] as [tokens.Live].
 func (s *Store) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
 	return s.table.get(ctx, reader(s.db, read), id)
 }
 
-// List implements [tokens.Store]. It fails if it cannot decode a row, with an error of [DB.Damaged].
+// List implements [tokens.Store]. If it cannot decode a row, it returns an error of [DB.Damaged].
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) { return s.table.list(ctx) }
 
 // Create implements [tokens.Store].

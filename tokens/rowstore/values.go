@@ -9,16 +9,16 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Values are the rows of one folder, whose values another package encodes and decodes.
+// Values are the rows of one folder. Another package encodes and decodes their values.
 type Values struct {
 	db     DB
 	folder string
 }
 
-// Revocations returns the revocations in the database, of package signer/revocation/rowlist.
+// Revocations returns the rows of revocations, which package signer/revocation/rowlist encodes and decodes.
 func (s *Store) Revocations() *Values { return &Values{s.db, revocationsFolder} }
 
-// Rotations returns the rows of the CA rotation in the database, of package signer/rotation/rowstate.
+// Rotations returns the rows of the CA rotation, which package signer/rotation/rowstate encodes and decodes.
 func (s *Store) Rotations() *Values { return &Values{s.db, rotationsFolder} }
 
 // Get returns the value of a key, or nil if the key does not exist. The caller must not change the value.
@@ -35,8 +35,8 @@ func (r *Values) Visit(ctx context.Context, read tokens.Read, visit func(key str
 // Watch sends hints about changes, like [tokens.Store.Watch].
 func (r *Values) Watch(ctx context.Context) <-chan struct{} { return r.db.Watch(ctx, r.folder) }
 
-// Update replaces the value of a key by what change returns, by compare-and-swap. A nil value means that there is no
-// row. It writes nothing if change returns the same value or fails. It may call change several times.
+// Update replaces the value of a key by the result of change, with compare-and-swap. A nil value means that there is no
+// row. Update writes nothing if change returns the same value or an error. It may call change several times.
 func (r *Values) Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error {
 	key = r.folder + key
 	for {

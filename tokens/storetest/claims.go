@@ -93,8 +93,8 @@ func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
 	})
 }
 
-// notShown returns which method does not return the wanted claims, and what it returns instead. It is empty
-// if all methods return them.
+// notShown returns which method does not return the wanted claims, and what it returns instead. It returns an empty string
+// if all methods return the wanted claims.
 func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 	t.Helper()
 	got, err := s.List(t.Context())
@@ -129,7 +129,7 @@ func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 	return ""
 }
 
-// wantNoClaim checks that Get no longer returns a claim, and waits until the cached Get and HeldBy do not either.
+// wantNoClaim checks that Get no longer returns a claim. Then it waits until the cached Get and HeldBy no longer return it.
 func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
 	_, err := s.Get(t.Context(), c.Node, tokens.Live)
@@ -282,7 +282,7 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	}
 }
 
-// claimsOf returns the claims of a store as a kind.
+// claimsOf returns the kind whose values are the claims of a store.
 func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 	type claim = tokens.Claim
 	return kind[claim]{
@@ -432,7 +432,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	}
 	left := getClaim(t, s, c.Node)
 	want := released(c)
-	want.Identity = tokens.Identity{} // a person, or the end of the Node, has ended it
+	want.Identity = tokens.Identity{} // a release ends the Identity
 	want.Version = left.Version
 	wantSameClaim(t, "Get of a claim that was released", left, want)
 	wantClaims(t, s, left)

@@ -13,8 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// RunCommit is like [Run], but for the Commit of claims with the store of their tokens. Run and [RunClaims] test the rest
-// of both.
+// RunCommit is like [Run], but tests Claims.Commit together with the store of the tokens. Run and [RunClaims] test the
+// other methods.
 func RunCommit(t *testing.T, open func(t *testing.T) (tokens.Store, tokens.Claims)) {
 	for _, test := range []struct {
 		name string
@@ -36,7 +36,7 @@ func RunCommit(t *testing.T, open func(t *testing.T) (tokens.Store, tokens.Claim
 	}
 }
 
-// counted returns a record that has counted a node, and the change that makes the node's claim.
+// counted returns r with a node counted, and the change that creates the node's claim.
 func counted(r tokens.Record, node string) (tokens.Record, tokens.ClaimChange) {
 	after := r.Clone()
 	if !slices.Contains(after.Nodes, node) {
@@ -52,7 +52,7 @@ func uncounted(r tokens.Record, node string) tokens.Record {
 	return r
 }
 
-// unique returns a node name that no other test has.
+// unique returns a node name that no other test uses.
 func unique(r tokens.Record, name string) string { return name + "-" + r.Token.ID() }
 
 // commit commits one change and returns the error of the commit or of its outcome.
@@ -103,7 +103,7 @@ func testCommit(t *testing.T, s tokens.Store, c tokens.Claims) {
 	}
 }
 
-// testCommitMany commits more claims than fit into one transaction of some databases.
+// testCommitMany commits more claims than some databases allow in one transaction.
 func testCommitMany(t *testing.T, s tokens.Store, c tokens.Claims) {
 	r := sample()
 	r.Limits, r.Nodes = tokens.Limits{MaxNodes: 100}, nil
@@ -133,7 +133,7 @@ func testCommitMany(t *testing.T, s tokens.Store, c tokens.Claims) {
 	}
 }
 
-// A change of something that has changed since has no effect. If the record has changed, no change has.
+// Commit must skip a change whose claim has changed since it was read. If the record has changed, Commit must skip all changes.
 func testCommitConflicts(t *testing.T, s tokens.Store, c tokens.Claims) {
 	touch := func(r *tokens.Record) error { r.Description += "."; return nil }
 	for name, spoil := range map[string]func(*testing.T, *tokens.Record, *tokens.ClaimChange){
@@ -224,7 +224,7 @@ func testCommitRefuses(t *testing.T, s tokens.Store, c tokens.Claims) {
 	}
 }
 
-// testCommitAtOnce counts nodes concurrently: each node that was committed is counted, and no more than the limit.
+// testCommitAtOnce counts nodes concurrently. The record must count each committed node, and not more nodes than its limit.
 func testCommitAtOnce(t *testing.T, s tokens.Store, c tokens.Claims) {
 	const limit, machines = 5, 12
 	r := sample()
@@ -269,7 +269,7 @@ func testCommitAtOnce(t *testing.T, s tokens.Store, c tokens.Claims) {
 	}
 }
 
-// Catches a slot that is free while a claim holds its name.
+// Catches a slot that is free while a claim still holds the name.
 func testCommitFreesSlot(t *testing.T, s tokens.Store, c tokens.Claims) {
 	r := create(t, s, sample())
 	id, node := r.Token.ID(), unique(r, "worker-7")
@@ -292,7 +292,7 @@ func testCommitFreesSlot(t *testing.T, s tokens.Store, c tokens.Claims) {
 		t.Errorf("got nodes %v after the claim was deleted, want %v", now.Nodes, r.Nodes)
 	}
 
-	// A name is released together with its slot.
+	// Commit releases the name and frees the slot together.
 	after, change = counted(now, node)
 	claim = mustCommit(t, c, now, after, change)
 	now = get(t, s, id)
@@ -303,7 +303,7 @@ func testCommitFreesSlot(t *testing.T, s tokens.Store, c tokens.Claims) {
 	wantNoClaim(t, c, claim)
 }
 
-// Catches a machine that is admitted under a name whose claim has ended.
+// Catches a token that still admits a machine under a name whose claim has ended.
 func testCommitEndsClaim(t *testing.T, s tokens.Store, c tokens.Claims) {
 	r := create(t, s, sample())
 	id, node := r.Token.ID(), unique(r, "worker-7")
@@ -320,12 +320,12 @@ func testCommitEndsClaim(t *testing.T, s tokens.Store, c tokens.Claims) {
 	if !left.Released() || left.Past != past {
 		t.Errorf("got claim %+v, want it released with the past", left)
 	}
-	empty := left.AfterRelease(tokens.ReleasedClaim{}) // somebody may store such a Lease by hand
+	empty := left.AfterRelease(tokens.ReleasedClaim{}) // a person may create such a Lease
 	mustCommit(t, c, tokens.Record{}, tokens.Record{}, tokens.ClaimChange{Before: empty, After: empty})
 	wantNoClaim(t, c, claim)
 }
 
-// A token takes the name of another one, which admits nobody under the name any more.
+// A token takes the name of another token. The other token must then admit nobody under this name.
 func testCommitTakesOver(t *testing.T, s tokens.Store, c tokens.Claims) {
 	old, r := create(t, s, sample()), create(t, s, sample())
 	node := unique(r, "worker-7")

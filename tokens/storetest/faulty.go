@@ -19,24 +19,24 @@ type Call struct {
 	Method string
 	// Key is the token ID or the node name. It is empty for List, and for a Commit that changes no token.
 	Key string
-	// Records and Claims are what the call returns. Before do, they are the argument of Create and Delete, and the claim that
-	// Claims.Update changes. In the call of a change, they contain the value before and after it. A Faulty can alter what the
-	// call returns, and a value to change.
+	// Records and Claims are the results of the call. Before do, they are the argument of Create and Delete, and the claim
+	// that Claims.Update changes. In the call of a change function, they contain its argument and then its result. A Faulty
+	// can alter the results of a call and the argument of a change function.
 	Records []tokens.Record
 	Claims  []tokens.Claim
 }
 
-// A Faulty is a function that runs instead of each call of a store. It calls do to run the call, once at most. The
-// caller gets what it returns:
-//   - an error without a call of do: the call has failed, and has no effect,
+// A Faulty is a function that runs instead of each call of a store. It calls do at most once, to run the call. The caller
+// can get:
+//   - an error without a call of do: the call failed without effect,
 //   - an error after a call of do: the call took effect, but its response was lost,
-//   - late, or after a change of the store by another caller,
-//   - with other values in Records and Claims.
+//   - a late result, or a result after another caller has changed the store,
+//   - altered values, through Records and Claims.
 //
-// It may run concurrently. Methods without an error (Watch and Ended) are not calls.
+// A Faulty may run concurrently. It does not run for methods without an error: Watch and Ended.
 type Faulty func(c *Call, do func() error) error
 
-// Fail returns a Faulty with which calls of these methods fail. Without methods, all calls fail.
+// Fail returns a Faulty that fails calls of these methods with err. Without methods, it fails all calls.
 func Fail(err error, methods ...string) Faulty {
 	return func(c *Call, do func() error) error {
 		if len(methods) == 0 || slices.Contains(methods, c.Method) {
@@ -58,8 +58,8 @@ func Before(f func() error, methods ...string) Faulty {
 	}
 }
 
-// After returns a Faulty that runs f after each call of these methods, also after a failed one. If only f fails, the
-// response is lost. After a change, f runs before it is written.
+// After returns a Faulty that runs f after each call of these methods, even if the call fails. If only f fails, the
+// response is lost. For a change function, f runs after it and before the write.
 func After(f func() error, methods ...string) Faulty {
 	return func(c *Call, do func() error) error {
 		if !slices.Contains(methods, c.Method) {
@@ -121,7 +121,7 @@ func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 	}
 }
 
-// method returns the name of a method that reads.
+// method returns the name of a read for [Call.Method].
 func method(name string, read tokens.Read) string {
 	if read == tokens.Live {
 		return name
@@ -140,7 +140,7 @@ type faultyStore struct {
 	fault Faulty
 }
 
-// one runs a call that returns one record. arguments are the records that the caller passed.
+// one runs a call that returns one record. arguments are the records that the caller has passed.
 func (s faultyStore) one(ctx context.Context, method, id string, do func() (tokens.Record, error), arguments ...tokens.Record) (r tokens.Record, err error) {
 	c := &Call{Context: ctx, Method: "Store." + method, Key: id, Records: arguments}
 	err = s.fault(c, func() error {

@@ -12,7 +12,7 @@ import (
 
 func healthy(_ *storetest.Call, do func() error) error { return do() }
 
-// Without a fault, a wrapped store is still a store.
+// A store with a Faulty without faults must pass the conformance suite.
 func TestFaultyStore(t *testing.T) {
 	storetest.Run(t, func(*testing.T) tokens.Store { return storetest.Faulty(healthy).Store(memdb.Open()) })
 }

@@ -11,34 +11,35 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A kind has the calls that the stores of tokens and of claims have in common. The tests in this file run for both.
+// A kind has the calls that stores of tokens and stores of claims have in common. The tests in this file run for both.
 type kind[T any] struct {
-	// sample and blank return a new value, with all fields set and with the fewest. keyed returns a sample with a key: a
-	// token ID or a node name.
+	// sample returns a new value with all fields set, and blank one with as few as possible. keyed returns a sample with a
+	// key: a token ID or a node name.
 	sample, blank func() T
 	keyed         func(key string) T
 	key           func(T) string
-	// keys are those that a list must sort.
+	// keys are keys that List must sort.
 	keys   []string
 	stamps func(*T) (uid, version *string, created *time.Time)
-	// text is a field that the tests change, alter changes most fields, and spoil what fields refer to.
+	// text is a field that the tests change. alter changes most fields. spoil changes what slices, maps and pointers in
+	// fields refer to.
 	text  func(*T) *string
 	alter func(*T)
 	spoil func(T)
 	clone func(T) T
 	same  func(a, b T) bool
-	// stored returns a value as Get returns it. assign copies all fields that Update may change.
+	// stored returns a value in the form in which Get returns it. assign copies all fields that Update may change.
 	stored func(T) T
 	assign func(to *T, from T)
-	// fields give a field a value at the limit of what is valid. wrong breaks some rules of Check, whose own test has them
-	// all. Update refuses fixed.
+	// fields set a field to an extreme but valid value. wrong break some rules of Check; the test of Check has all rules.
+	// fixed change fields that Update must refuse to change.
 	fields, wrong, fixed map[string]func(*T)
 	// shows waits until the lists and caches show these values and no others.
 	shows func(*testing.T, ...T)
 	reads map[string]func(context.Context) error
 
-	// create fails with exists if a value has the key, and delete fails with gone if no value has it. Delete of a token
-	// compares the UID, too. Commit of a claim need not, because no two claims have the same Version.
+	// create fails with exists if a value has the key, and delete fails with gone if no value has the key. Delete of a
+	// token also compares the UID. Commit of a claim need not, because no two claims have the same Version.
 	exists, gone error
 	comparesUID  bool
 
@@ -247,7 +248,7 @@ func (k kind[T]) testUpdateFails(t *testing.T) {
 		k.spoil(*now)
 		return enough
 	})
-	if err != enough { //nolint:errorlint // as it is
+	if err != enough { //nolint:errorlint // Update must not wrap it
 		t.Errorf("Update = %v, want the error of change as it is", err)
 	}
 	k.wantStored(t, "after a failed Update", v)
@@ -292,7 +293,7 @@ func (k kind[T]) testUpdateStartsOver(t *testing.T) {
 	if calls != 3 || k.uid(got) == k.uid(v) || k.textOf(got) != "try-3" {
 		t.Errorf("got %+v after %d tries of Update, want the new value with the change of the third try", got, calls)
 	}
-	deleted := sync.OnceFunc(func() { // the first value may be one from the cache
+	deleted := sync.OnceFunc(func() { // the first value may come from the cache
 		now, err := k.read(t.Context(), key, tokens.Live)
 		if err == nil {
 			err = k.delete(t.Context(), now)
@@ -455,7 +456,7 @@ func (k kind[T]) testCanceled(t *testing.T) {
 		wantError(t, what, read(ctx), context.Canceled)
 	}
 	k.shows(t, v)
-	// Every try of this Update conflicts with a newer change. Only its context can end it.
+	// Every attempt of this Update conflicts with a newer change. Only its context can end it.
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
 	tries := 0
@@ -500,7 +501,7 @@ func (k kind[T]) testWatch(t *testing.T) {
 		t.Fatalf("Delete: %v", err)
 	}
 	wantHint("Delete", func(all []T) bool { return len(all) == 0 })
-	// A listener that does not receive does not block changes, and gets at least one hint afterwards.
+	// A listener that does not receive must not block changes. Afterwards it must get at least one hint.
 	for range 10 {
 		k.mustCreate(t, k.sample())
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// recordsOf returns the records of a store as a kind.
+// recordsOf returns the kind whose values are the records of a store.
 func recordsOf(s tokens.Store) kind[tokens.Record] {
 	type record = tokens.Record
 	return kind[record]{
@@ -146,8 +146,8 @@ func wantSame(t *testing.T, what string, got, want tokens.Record) {
 	}
 }
 
-// same reports whether all fields are equal, including the secret. Both records must be as a store returns
-// them, because times are equal only with the same location.
+// same reports whether all fields are equal, including the secret. Both records must come from a store, because times are
+// equal only with the same location.
 func same(a, b tokens.Record) bool {
 	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
 		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
@@ -179,7 +179,8 @@ func testMalformed(t *testing.T, s tokens.Store) {
 	wantError(t, "Delete", s.Delete(ctx, tokens.Record{}), tokens.ErrMalformed)
 }
 
-// testDisable catches a token that works after its revocation has begun, and one that loses what a retry needs.
+// testDisable catches a token that still works after its revocation has begun, and a disabled token that lacks what a retry
+// of the revocation needs.
 func testDisable(t *testing.T, s tokens.Store) {
 	r := create(t, s, sample())
 	for range 2 { // a retry
@@ -199,7 +200,8 @@ func longName(i int) string {
 	return fmt.Sprintf("%03d%s.%s.%s.%s", i, label[:60], label, label, label[:61])
 }
 
-// testHidesSecret creates a token whose ID is taken, by its own secret and by another one.
+// testHidesSecret creates a token whose ID exists already, with the same and with another secret. No error may contain a
+// secret.
 func testHidesSecret(t *testing.T, s tokens.Store) {
 	first := create(t, s, sample())
 	for _, r := range []tokens.Record{first, recordsOf(s).keyed(first.Token.ID())} {

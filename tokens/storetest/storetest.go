@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// lag is how long it may take after a change until List shows it and Watch sends a hint, on a busy machine.
+// lag is the longest time until List shows a change and Watch sends a hint. It allows for busy machines.
 const lag = time.Minute
 
 // Run runs the suite. Each test calls open once. open must return a store without tokens that stays usable
@@ -34,7 +34,7 @@ func wantError(t *testing.T, what string, err, want error) {
 	}
 }
 
-// wantList waits until List shows exactly these records, and cached Get each of them.
+// wantList waits until List shows exactly these records, and a cached Get shows each of them.
 func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	t.Helper()
 	slices.SortFunc(want, byID)
@@ -61,7 +61,7 @@ func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	}
 }
 
-// wantFound waits until a cached Get shows this record. It may lag even if List does not.
+// wantFound waits until a cached Get shows this record. A cached Get may lag even if List does not.
 func wantFound(t *testing.T, s tokens.Store, want tokens.Record) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)

@@ -1,5 +1,5 @@
-// Package memdb is a database in memory for tokens/rowstore. It is for tests and examples: nothing is left when the
-// process ends.
+// Package memdb is a database in memory for tokens/rowstore. It is for tests and examples, because it loses everything when
+// the process ends.
 package memdb
 
 import (
