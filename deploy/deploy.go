@@ -1,4 +1,4 @@
-// Package deploy contains the manifests of this folder, for programs that compare a cluster with them.
+// Package deploy embeds the manifests of this folder, for programs that compare a cluster with them.
 package deploy
 
 import "embed"

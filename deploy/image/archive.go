@@ -17,7 +17,7 @@ type file struct {
 	content []byte
 }
 
-// newArchive returns a tar archive in which root owns all files, and all files have one time.
+// newArchive returns a tar archive in which root owns all files, and all files have the same time.
 func newArchive(files []file, t time.Time) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)

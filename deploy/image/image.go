@@ -75,13 +75,13 @@ func newImage(binary []byte, platform v1.Platform, s source) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// caCertificates returns Mozilla's root certificates. It leaves out roots that Mozilla trusts with a constraint, because
-// PEM cannot hold the constraint.
+// caCertificates returns Mozilla's root certificates. It leaves out roots that Mozilla trusts only with a constraint,
+// because PEM cannot express the constraint.
 func caCertificates() []byte {
 	var all bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint == nil {
-			pem.Encode(&all, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a Buffer takes every write
+			pem.Encode(&all, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // writes to a Buffer never fail
 		}
 	}
 	return all.Bytes()

@@ -1,6 +1,5 @@
-// Command image turns binaries of kubejoin into what a release consists of: for each binary an SBOM in SPDX format, and
-// for each Linux binary an OCI image. It needs no container engine and no registry. `make image` and `make release` run
-// it.
+// Command image makes the files of a release from binaries of kubejoin: for each binary an SBOM in SPDX format, and for
+// each Linux binary an OCI image. It needs no container engine and no registry. `make image` and `make release` run it.
 package main
 
 import (
@@ -16,11 +15,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1"
 )
 
-// source is where a release comes from. The same source makes the same files, byte by byte.
+// source describes the commit of a release. The same source makes the same files, byte by byte.
 type source struct {
 	version  string
 	revision string
-	time     time.Time // of the commit
+	time     time.Time // time of the commit
 }
 
 func main() {
@@ -42,8 +41,8 @@ func main() {
 	}
 }
 
-// convert writes FILE.spdx.json, and FILE.image.tar for a Linux binary. A chart archive, which ends in .tgz, gets the
-// time of the commit instead, because helm writes the current time into it.
+// convert writes FILE.spdx.json, and for a Linux binary FILE.image.tar. In a chart archive, whose name ends in .tgz, it
+// only sets all times to the time of the commit, because helm writes the current time.
 func convert(file string, s source) error {
 	if strings.HasSuffix(file, ".tgz") {
 		return setTimes(file, s.time)

@@ -28,7 +28,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// The release that the tests look at, and the commit that it is made of.
+// The release that the tests check, and its commit.
 const (
 	version = "v1.2.3"
 	epoch   = 1767225600 // 2026-01-01
@@ -37,7 +37,7 @@ const (
 var (
 	commit string
 	dist   string // the release, built in a git clone with a tag
-	other  string // the same release, built from the same files in another folder, without git
+	other  string // the same release, built from the same files in another folder without git
 )
 
 func TestMain(m *testing.M) {
@@ -136,7 +136,8 @@ func TestReleaseHasEveryFile(t *testing.T) {
 	}
 }
 
-// A difference between the builds is a time, a path, an umask, or what only one of both folders has.
+// Two builds of the same source must be equal. A difference comes from a time, a path, an umask, or a file that only one
+// folder has.
 func TestTwoBuildsAreEqual(t *testing.T) {
 	first, second := string(read(t, "SHA256SUMS")), ""
 	entries, err := os.ReadDir(other)
@@ -277,7 +278,7 @@ func TestArchiveNamesImageForContainerdAndDocker(t *testing.T) {
 	}
 }
 
-// A dynamic binary has no loader in the image.
+// Binaries must be static, because the image has no loader for dynamic binaries.
 func TestBinariesAreStaticAndOfTheirPlatform(t *testing.T) {
 	for platform, machine := range map[string]elf.Machine{"linux-amd64": elf.EM_X86_64, "linux-arm64": elf.EM_AARCH64} {
 		binary, err := elf.Open(filepath.Join(dist, "kubejoin-v1.2.3-"+platform))
@@ -296,7 +297,7 @@ func TestBinariesAreStaticAndOfTheirPlatform(t *testing.T) {
 	}
 }
 
-// As root, the test runs the binary with nothing but the files and the user of the image.
+// If it runs as root, the test gives the binary only the files and the user of the image.
 func TestImageRunsAndPrintsVersion(t *testing.T) {
 	platform := "linux-" + runtime.GOARCH
 	if !slices.Contains(platforms, platform) {
@@ -364,7 +365,7 @@ func entries(t *testing.T, r io.Reader) []entry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// archive/tar reads an archive without its end, but tar does not.
+	// archive/tar accepts an archive without end marker, but the program tar does not.
 	if !bytes.HasSuffix(archive, make([]byte, 1024)) || len(archive)%512 != 0 {
 		t.Errorf("the archive of %d bytes has no end", len(archive))
 	}

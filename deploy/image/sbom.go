@@ -20,7 +20,7 @@ import (
 const (
 	module  = "github.com/kubejoin/kubejoin"
 	license = "Apache-2.0"
-	roots   = "golang.org/x/crypto/x509roots/fallback" // where the image's CA certificates come from
+	roots   = "golang.org/x/crypto/x509roots/fallback" // the module with the image's CA certificates
 )
 
 // newSBOM returns the SBOM of a binary, as SPDX 2.3 in JSON. It lists the image if there is one, kubejoin, the Go
@@ -75,7 +75,7 @@ func newSBOM(name string, binary []byte, info *debug.BuildInfo, image v1.Image, 
 	return out.Bytes(), err
 }
 
-// versionOfRoots returns the version of the module that has the CA certificates. It is part of this program.
+// versionOfRoots returns the version of the module with the CA certificates. The module is part of this program.
 func versionOfRoots() (string, error) {
 	info, _ := debug.ReadBuildInfo()
 	for _, dependency := range info.Deps {
@@ -86,7 +86,7 @@ func versionOfRoots() (string, error) {
 	return "", fmt.Errorf("this program does not contain %s", roots)
 }
 
-// add adds a package and its relationship to an element of the document.
+// add adds a package to the document, and the relationship of the element of to this package.
 func add(doc *v2_3.Document, of common.ElementID, relationship string, p *v2_3.Package) {
 	doc.Packages = append(doc.Packages, p)
 	doc.Relationships = append(doc.Relationships, &v2_3.Relationship{

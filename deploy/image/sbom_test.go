@@ -19,7 +19,7 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// The SBOM is compared with `go version -m`. The image also has the module of the CA certificates.
+// The SBOM must list the modules that `go version -m` prints, and for an image also the module with the CA certificates.
 func TestSBOMListsTheModulesOfTheBinaryAndNoOthers(t *testing.T) {
 	for _, platform := range append(platforms, "darwin-arm64") {
 		binary := "kubejoin-v1.2.3-" + platform

@@ -1,7 +1,7 @@
-// Embed-controllers approves and signs the certificates of joining nodes and enforces the limits of
-// bootstrap tokens, in the installer's own process. Disable kube-controller-manager's approver and
-// signer, which do not enforce limits: see docs/library.md. Its bootstrapsigner signs cluster-info.
-// There is no leader election: two at once are safe, but do all work twice.
+// Embed-controllers approves and signs the certificates of joining nodes and enforces the limits of bootstrap tokens, in
+// the installer's own process. Disable kube-controller-manager's approver and signer, which do not enforce limits: see
+// docs/library.md. Its bootstrapsigner signs cluster-info. There is no leader election: two processes at once are safe, but
+// do all work twice.
 //
 //	go run ./examples/embed-controllers -kubeconfig ~/.kube/config -ca pki/ca.crt -ca-key pki/ca.key
 package main

@@ -48,7 +48,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	if err != nil {
 		return err
 	}
-	defer func() { _ = store.Close() }() // the store has synced each change to disk
+	defer func() { _ = store.Close() }() // ignore the error: each change is already on the disk
 	ca, err := signer.LoadCA(caFile, caFile)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", web.Handler)
-	mux.Handle("/api/v1/namespaces/kube-public/", web.Handler) // where kubeadm looks for cluster-info
+	mux.Handle("/api/v1/namespaces/kube-public/", web.Handler) // kubeadm reads cluster-info here
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "an installer's own page") })
 	web.Handler = mux
 
@@ -95,5 +95,5 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return <-ended // after the requests in flight
+	return <-ended // when the requests in flight have ended
 }

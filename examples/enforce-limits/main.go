@@ -1,5 +1,6 @@
-// Enforce-limits creates a token for one machine and signs certificate requests under its limits, in one process without
-// a cluster. It plays three machines: the first gets a certificate, the other two are refused, each with the reason.
+// Enforce-limits creates a token for one machine and signs certificate requests under its limits, in one process without a
+// cluster. It simulates three machines: the first gets a certificate, and the signer refuses the other two and gives the
+// reason.
 //
 //	go run ./examples/enforce-limits
 package main
@@ -37,7 +38,7 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer) error {
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour) // signer.LoadCA reads that of a cluster
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour) // signer.LoadCA loads the CA of a cluster
 	if err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// A site signs for the machines that have a token in the store.
+// A site signs for machines whose token is in the store.
 type site struct {
 	store     tokens.Store
 	authority *signer.Authority

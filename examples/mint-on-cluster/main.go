@@ -43,7 +43,7 @@ func main() {
 	fmt.Print(string(line))
 }
 
-// joinCommand creates a token for one node of that name, valid for two hours, and returns the join command.
+// joinCommand creates a token for one node with this name, valid for two hours, and returns the join command.
 func joinCommand(ctx context.Context, cluster kubernetes.Interface, node string) ([]byte, error) {
 	store, err := secretstore.Open(ctx, cluster, nil)
 	if err != nil {

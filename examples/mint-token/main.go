@@ -45,8 +45,8 @@ func main() {
 	fmt.Print(string(line))
 }
 
-// joinCommand creates a token for one node of that name and returns the join command. If it fails, it
-// leaves no token behind.
+// joinCommand creates a token for one node with this name and returns the join command. If it fails, it leaves no token in
+// the store.
 func joinCommand(ctx context.Context, store tokens.Store, info mint.ClusterInfo, endpoint, node string, ttl time.Duration) ([]byte, error) {
 	minter := &mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint}
 	token := tokens.NewRecord(tokens.Generate(), ttl, time.Now())

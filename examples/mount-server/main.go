@@ -63,7 +63,7 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 	if err != nil {
 		return err
 	}
-	store := memdb.Open() // tokens end with the process; boltstore keeps them in a file
+	store := memdb.Open() // tokens are lost when the process ends; boltstore keeps them in a file
 	web, err := server.Server{
 		Tokens:      store,
 		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
@@ -85,11 +85,11 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 	if err := web.ServeTLS(server.LimitHandshakes(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return <-ended // after the requests in flight
+	return <-ended // when the requests in flight have ended
 }
 
-// routes returns the server's own routes and kubejoin's. The prefix avoids conflicts: both have a
-// /healthz. Discovery has no prefix, because kubeadm requests a fixed path.
+// routes returns the routes of the server and of kubejoin. The prefix avoids conflicts: both have a /healthz. Discovery has
+// no prefix, because kubeadm requests a fixed path.
 func routes(kubejoin http.Handler) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "racks, machines, and how they join") })

@@ -16,7 +16,7 @@ const (
 	technician = "technician" // may create tokens with limits, and nothing else
 )
 
-// people maps hashes of API keys to users. With hashes, the time of a lookup reveals nothing about the keys.
+// people maps hashes of API keys to users. Because the keys are hashed, the time of a lookup reveals nothing about them.
 type people map[[sha256.Size]byte]auth.User
 
 // readPeople reads lines of KEY NAME ROLE. Errors name the line and never a key.

@@ -55,7 +55,7 @@ func main() {
 	fmt.Println(made.JoinCommand.Reveal())
 }
 
-// mint creates a token for one node of that name, valid for two hours.
+// mint creates a token for one node with this name, valid for two hours.
 func mint(ctx context.Context, kubejoin *client.Client, node string) (api.Token, error) {
 	return kubejoin.CreateToken(ctx, api.CreateToken{TokenSpec: api.TokenSpec{
 		TTL: "2h", MaxNodes: 1, NodeNames: []string{node},

@@ -1,6 +1,5 @@
-// Sign-csr signs the CSR of a kubelet (PEM on standard input) as the signer
-// kubernetes.io/kube-apiserver-client-kubelet, and prints the chain. To run it is to approve the CSR,
-// but it still refuses what the signer's rules forbid.
+// Sign-csr signs the CSR of a kubelet (PEM on standard input) as the signer kubernetes.io/kube-apiserver-client-kubelet,
+// and prints the chain. The user who runs it approves the CSR. It still refuses a CSR that the signer's rules forbid.
 //
 //	go run ./examples/sign-csr -ca kubejoin-data/ca.pem -ca-key kubejoin-data/ca.pem -duration 24h <node.csr
 package main
