@@ -21,7 +21,7 @@ func TestAccessEndsWithinDocumentedTime(t *testing.T) {
 	waitStatus := func(who caller, want int, within time.Duration) {
 		t.Helper()
 		start := time.Now()
-		var last time.Duration // when the last request with another status was sent
+		var last time.Duration // send time of the last request whose status was not want
 		harness.Wait(t, "status "+strconv.Itoa(want), func() error {
 			sent := time.Since(start)
 			if status, body := sendAs(t, s.Program, who, "GET", "/metrics", "", ""); status != want {
@@ -35,7 +35,7 @@ func TestAccessEndsWithinDocumentedTime(t *testing.T) {
 			t.Errorf("got another status than %d until %s, want it at most until %s", want, last, within)
 		}
 	}
-	const lag = 5 * time.Second // allows for RBAC's own caches and for other tests on this machine
+	const lag = 5 * time.Second // allows for RBAC's caches, and for other tests that slow down this machine
 	waitStatus(viewer, 200, 0)
 	waitStatus(second, 200, 0)
 	s.RunKubectl(t, "delete", "clusterrolebinding", "viewer")

@@ -44,7 +44,7 @@ type caller struct {
 	certificate *tls.Certificate
 }
 
-// A table holds what each caller gets, by the first cell of the row and by column.
+// A table holds the expected result for each caller, by the first cell of the row and by column.
 type table struct {
 	columns []string
 	rows    []string
@@ -52,7 +52,7 @@ type table struct {
 }
 
 // readTable reads the table of a docs page whose last column is named last. The first cell of a row names one or more
-// requests that get the same.
+// requests with the same results.
 func readTable(t *testing.T, page, last string) table {
 	t.Helper()
 	var found table
@@ -82,7 +82,7 @@ func readTable(t *testing.T, page, last string) table {
 				found.rows, found.cells[row] = append(found.rows, row), map[string]string{}
 				for i, column := range found.columns {
 					cell := cells[i]
-					if each := strings.Split(cell, "`, `"); i > 0 && len(each) == len(rows) { // one for each
+					if each := strings.Split(cell, "`, `"); i > 0 && len(each) == len(rows) { // the cell has one value for each request
 						cell = each[n]
 					}
 					found.cells[row][column] = cell
@@ -96,11 +96,11 @@ func readTable(t *testing.T, page, last string) table {
 	return found
 }
 
-// unauthenticated are the callers that get 401 where they are not allowed.
+// unauthenticated are the callers that get 401 for requests that they may not send.
 var unauthenticated = []string{"nobody", "other CA", "bad bearer", "other audience"}
 
-// readAccess reads the table of a docs page that says which callers are allowed to send a request, and returns what each
-// caller gets: yes, 401 or 403.
+// readAccess reads the table of a docs page that says which callers may send a request. It returns the result for each
+// caller: yes, 401 or 403.
 func readAccess(t *testing.T, page string, callers map[string][]caller) table {
 	t.Helper()
 	documented := readTable(t, page, "allowed")
@@ -128,7 +128,7 @@ func readAccess(t *testing.T, page string, callers map[string][]caller) table {
 type tableCheck struct {
 	p       *harness.Program
 	callers map[string][]caller
-	// prepare returns a request of a route, and the status that it gets if it is allowed.
+	// prepare returns a request for a route, and the status of the response if the request is allowed.
 	prepare func(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int)
 }
 
@@ -199,9 +199,9 @@ func (w tableCheck) all(t *testing.T, in table, rows func(route string) bool) {
 type routes struct {
 	s        *harness.Site
 	admin    caller
-	victim   string // ID of a token that nobody deletes
+	victim   string // ID of a token that no test deletes
 	newToken func() tokens.Token
-	status   map[string]int // by path, where it is not the same on a cluster and standalone
+	status   map[string]int // by path, for paths whose status differs between a cluster and a standalone kubejoin
 	claimed  int
 }
 
@@ -240,11 +240,11 @@ func (r *routes) prepare(t *testing.T, route, column string, allowed bool) (path
 	case path == "/v1/ca/CA/rotation/prepare":
 		return "/v1/ca/cluster/rotation/prepare?dryRun", "", "", status
 	case strings.HasPrefix(path, "/v1/ca/CA/rotation/"):
-		return strings.Replace(path, "CA", "cluster", 1), "", "", 409 // there is no rotation
+		return strings.Replace(path, "CA", "cluster", 1), "", "", 409 // because there is no rotation
 	case path == "/v1/issued/SERIAL":
 		return "/v1/issued/1", "", "", 404
 	case path == "/v1/rejoin/key":
-		return path, "", "", 400 // the key in the body is missing
+		return path, "", "", 400 // because the body has no key
 	case path == "/v1/explain":
 		return path, "application/json", `{"csr":"walk"}`, status
 	case path == "/v1/explain/NODE":
@@ -279,8 +279,8 @@ func keyAndRequest(t *testing.T, name string, organizations ...string) (*ecdsa.P
 	return key, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 }
 
-// certificateFor returns the query and the CSR that the callers of a column send to /v1/certificate: nodes and
-// bootstrap tokens request a node's certificate, others request a user's from a named signer.
+// certificateFor returns the query and the CSR that the callers of a column send to /v1/certificate: nodes and bootstrap
+// tokens request a node's certificate, others request a user's certificate from a named signer.
 func certificateFor(t *testing.T, column string) (query, request string) {
 	t.Helper()
 	name, organization, query := "jane", "dev", "?signer="+certificates.KubeAPIServerClientSignerName
@@ -333,7 +333,7 @@ func addOperator(t *testing.T, s *harness.Site, user string) (bearer string) {
 	return bearer
 }
 
-// createServiceAccount creates a service account, binds it to role if that is not empty, and returns a token of it.
+// createServiceAccount creates a service account, binds it to role unless role is empty, and returns a token for the account.
 func createServiceAccount(t *testing.T, s *harness.Site, name, role string) (token string) {
 	t.Helper()
 	s.RunKubectl(t, "create", "serviceaccount", name)
@@ -409,7 +409,8 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 		t.Errorf("got %v, want the token to exist: only callers without permission tried to delete it", err)
 	}
 
-	// kubejoin answers TokenReviews only if it stores tokens in a file. Its bearer token is also for access reviews.
+	// kubejoin accepts TokenReviews only if it stores tokens in a file. The bearer token for TokenReviews is also valid for
+	// access reviews.
 	second := *s
 	second.Program = harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(slices.Clone(s.Flags), "--token-store=file", "--data-dir="+filepath.Join(s.WorkDir, "data"), "--controllers=token-cleaner", "--leader-elect=false")...)
 	second.Program.Secrets = s.Secrets
@@ -417,7 +418,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	w.all(t, documented, reviews)
 	w.p = s.Program
 
-	// Which permissions each kind of token needs.
+	// Check which permissions each kind of token needs.
 	minted := readTable(t, "docs/tokens.md", "admin")
 	for _, query := range minted.rows {
 		for _, column := range minted.columns[2:] {
@@ -440,7 +441,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	checkRoleForOneGroup(t, s)
 	checkControlPlanes(t, s, w)
 
-	// Which credential counts if a request carries both.
+	// Check which credential kubejoin uses if a request has a bearer token and a certificate.
 	clusterAdmin := must.Value(tls.X509KeyPair(s.AdminConfig().CertData, s.AdminConfig().KeyData))(t)
 	for _, test := range []struct {
 		name string

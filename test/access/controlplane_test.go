@@ -20,14 +20,14 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// kubeadmSubjects are the subjects of certificates of kubeadm by their signer.
+// kubeadmSubjects are the subjects of kubeadm's certificates, by signer.
 var kubeadmSubjects = map[string]pkix.Name{
 	"front-proxy-client": {CommonName: "front-proxy-client"},
 	"admin.conf":         {CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}},
 	"super-admin.conf":   {CommonName: "kubernetes-super-admin", Organization: []string{"system:masters"}},
 }
 
-// kubeadmRequest returns path, type and body of a request to a signer for certificates of kubeadm, as in a table.
+// kubeadmRequest returns the request for a row of the table: a request to a signer of kubeadm's certificates.
 func kubeadmRequest(t *testing.T, route string) (path, contentType, body string, status int) {
 	t.Helper()
 	_, path, _ = strings.Cut(route, " ")
@@ -40,7 +40,7 @@ func kubeadmRequest(t *testing.T, route string) (path, contentType, body string,
 	return path + "&usages=digital+signature,key+encipherment,client+auth", "application/pkcs10", request, 200
 }
 
-// kubeadmSigners writes a configuration with the signers for certificates of kubeadm into the folder of their CAs.
+// kubeadmSigners writes a configuration with the signers of kubeadm's certificates into the folder of their CAs.
 func kubeadmSigners(t *testing.T, dir string) (file string) {
 	t.Helper()
 	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "signer-config", "default", "--kubeadm").Output())(t)
@@ -67,7 +67,7 @@ func kubeadmSigners(t *testing.T, dir string) (file string) {
 func checkControlPlanes(t *testing.T, s *harness.Site, w tableCheck) {
 	t.Helper()
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	must.Value(s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
+	must.Value(s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ // not with kubectl create, which needs an API resource for signers
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm-signer"},
 		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"kubeadm.kubejoin.io/*"}}},
 	}, metav1.CreateOptions{}))(t)
@@ -136,7 +136,7 @@ func checkUploadRights(t *testing.T, s *harness.Site) {
 	for _, as := range rows.rows {
 		harness.Wait(t, "the rights to run "+as, func() error { return run("certs list", as) })
 		for _, command := range rows.rows {
-			if err := run("certs upload", "certs upload"); err != nil { // so that there is one to list and to delete
+			if err := run("certs upload", "certs upload"); err != nil { // creates an upload to list and to delete
 				t.Fatal(err)
 			}
 			err := run(command, as)

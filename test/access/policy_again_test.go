@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestPolicyAppliedAgain deletes the policy and applies it again. kube-apiserver then evaluates the policy with the
-// ConfigMaps as they were at the deletion, until it restarts (kubernetes/kubernetes 130887). The test catches a check in
-// docs/revocation.md that does not show this, and a Kubernetes in which the page is wrong.
+// TestPolicyAppliedAgain deletes the policy and applies it again. After that and until it restarts, kube-apiserver
+// evaluates the policy with the ConfigMaps from the time of the deletion (kubernetes/kubernetes 130887). The test catches a
+// check in docs/revocation.md that does not show this, and a Kubernetes version for which the page is wrong.
 func TestPolicyAppliedAgain(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestApprovalPolicyLetsOnlyKubejoinApprove applies deploy/approval-policy.yaml. It catches another approver of a
-// bootstrap token's request, and a policy that blocks requests of others.
+// TestApprovalPolicyLetsOnlyKubejoinApprove applies deploy/approval-policy.yaml. It catches another approver of a bootstrap
+// token's request, and a policy that blocks requests of other users.
 func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -70,7 +70,7 @@ func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 		t.Error("the status subresource accepted an approval, want an error")
 	}
 
-	// The policy leaves alone requests of other users, and requests of bootstrap identities for other signers.
+	// The policy ignores requests of other users, and requests of bootstrap identities for other signers.
 	ask(s.As(t, "system:node:worker-0", "system:nodes"), "renewal", kubelet, "worker-0")
 	s.WaitApproved(t, "renewal")
 	ask(s.Client(), "person", client, "worker-0")

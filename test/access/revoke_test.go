@@ -43,7 +43,7 @@ func withCertificate(t *testing.T, s *harness.Site, chain, key []byte) kubernete
 	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
-// withPair is withCertificate for a certificate that another signer made with the same CA.
+// withPair is like withCertificate, for a certificate that another signer has issued from the same CA.
 func withPair(t *testing.T, s *harness.Site, pair *tls.Certificate) kubernetes.Interface {
 	t.Helper()
 	var chain []byte
@@ -62,7 +62,7 @@ func ecdsaKey(t *testing.T, pair *tls.Certificate) *ecdsa.PrivateKey {
 	return key
 }
 
-// comesBack gets a new certificate for a node that exists, with a token that replaces its Node.
+// comesBack gets a new certificate for an existing node, with a token that replaces its Node.
 func comesBack(t *testing.T, s *harness.Site, node string) (client kubernetes.Interface, own *certClient) {
 	t.Helper()
 	_, token := s.JoinArgsByCLI(t, "--replace-node="+node)
@@ -90,7 +90,7 @@ func waitAllowed(t *testing.T, what string, ask func() error) {
 	harness.Wait(t, what+" to be allowed", ask)
 }
 
-// waitForbidden waits until a request is refused with a message that contains a text.
+// waitForbidden waits until the API server refuses a request with a message that contains text.
 func waitForbidden(t *testing.T, what, text string, ask func() error) {
 	t.Helper()
 	start := time.Now()
@@ -104,7 +104,7 @@ func waitForbidden(t *testing.T, what, text string, ask func() error) {
 }
 
 // TestRevokedCertificateGetsNothingFromKubejoin runs without the webhook and without the policy. It catches a revoked
-// credential that renews, gets a serving certificate or uses the HTTPS API.
+// certificate that can still renew, get a serving certificate or use the HTTPS API.
 func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -143,7 +143,7 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	s.WaitExplain(t, "worker-1", 3, "its certificates were revoked", "stolen from the rack")
 	request("renewal", certificates.KubeAPIServerClientKubeletSignerName, certificates.CertificateDenied, revocation.Reason)
 	request("serving", certificates.KubeletServingSignerName, certificates.CertificateDenied, revocation.Reason)
-	// A person approves.
+	// A person approves the request.
 	request("users", certificates.KubeAPIServerClientSignerName, certificates.CertificateFailed, revocation.Reason)
 
 	own := newNodeCertClient(t, s, "", "worker-1")
@@ -166,8 +166,8 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	})
 }
 
-// TestRevocationPolicyDeniesWrites catches a write of a revoked node that the ValidatingAdmissionPolicy does not deny among
-// 10,000 other entries, and one of another node that it denies.
+// TestRevocationPolicyDeniesWrites has 10,000 other revocations. It catches a write of a revoked node that the
+// ValidatingAdmissionPolicy does not deny, and a write of another node that it denies.
 func TestRevocationPolicyDeniesWrites(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
@@ -176,7 +176,7 @@ func TestRevocationPolicyDeniesWrites(t *testing.T) {
 	ctx := t.Context()
 	const others = 10_000
 	must.OK(t, s.WriteRevocations(ctx, cluster.Revocations(others, time.Now())))
-	s.RunKubectl(t, "create", "serviceaccount", "default") // no controller creates it here
+	s.RunKubectl(t, "create", "serviceaccount", "default") // because no controller runs that creates it
 	for _, node := range []string{"worker-1", "worker-2"} {
 		createNode(t, s, node)
 		off := false
@@ -243,7 +243,7 @@ func TestRevocationPolicyDeniesWrites(t *testing.T) {
 		}
 	}
 
-	// One certificate of the other node, by its fingerprint.
+	// Revoke only one certificate of the other node, by its fingerprint.
 	second := clientCertificate(t, ca, "system:node:worker-2", "system:nodes")
 	s.CLI(t, "revoke", "--fingerprint", revocation.FingerprintOf(harness.ParseLeaf(t, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: second.Certificate[0]}))).String())
 	for what, write := range writes(withPair(t, s, second), "worker-2") {
@@ -254,14 +254,13 @@ func TestRevocationPolicyDeniesWrites(t *testing.T) {
 			t.Errorf("%s with another certificate of the node: %v", what, err)
 		}
 	}
-	if n := strings.Count(s.CLI(t, "revoke", "list"), "\n"); n != others+3 { // with the heading
+	if n := strings.Count(s.CLI(t, "revoke", "list"), "\n"); n != others+3 { // plus the heading
 		t.Errorf("revoke list: got %d lines, want %d", n, others+3)
 	}
 }
 
-// TestRevocationWebhook runs kube-apiserver with the configuration that kubejoin prints. It catches a revoked
-// certificate that still works, another one that does not, and an outcome of an outage that differs from the documented
-// one.
+// TestRevocationWebhook runs kube-apiserver with the configuration that kubejoin prints. It catches a revoked certificate
+// that still works, another certificate that does not work, and an effect of an outage that differs from the docs.
 func TestRevocationWebhook(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -297,10 +296,10 @@ func TestRevocationWebhook(t *testing.T) {
 	waitAllowed(t, "the node", ask(stolen, "worker-1"))
 	waitAllowed(t, "the other node", ask(other, "worker-2"))
 
-	// The node is locked out, comes back, and only the certificate issued since works.
+	// The node is locked out and comes back. After that, only its new certificate works.
 	s.CLI(t, "revoke", "worker-1", "--reason", "stolen from the rack")
 	waitForbidden(t, "the revoked certificate", "stolen from the rack", ask(stolen, "worker-1"))
-	// as docs/revocation.md checks it
+	// check this as in docs/revocation.md
 	s.WaitExplain(t, "worker-1", 3, "its certificates were revoked")
 	if out, err := s.Kubectl(ctx, "get", "node", "worker-1", "--as=system:node:worker-1", "--as-group=system:nodes"); err == nil || !strings.Contains(out+err.Error(), "this certificate of node worker-1 is revoked") {
 		t.Errorf("get as the revoked node: got %s, %v, want it refused", out, err)
@@ -320,7 +319,7 @@ func TestRevocationWebhook(t *testing.T) {
 		t.Errorf("revoke list: %s", out)
 	}
 
-	// One of two certificates of a node, by its fingerprint and by its serial number over HTTPS.
+	// Revoke one of the two certificates of a node, by its fingerprint and by its serial number over HTTPS.
 	renewed := must.Value(own.request(t, ""))(t)
 	second := withCertificate(t, s, renewed, pemKey(t, own.key))
 	waitAllowed(t, "the renewed certificate", ask(second, "worker-1"))
@@ -330,7 +329,7 @@ func TestRevocationWebhook(t *testing.T) {
 		t.Errorf("another certificate of the same node: %v", err)
 	}
 
-	// Without any kubejoin, the outcome is that of the failure policy.
+	// If no kubejoin runs, the failure policy decides.
 	s.Program.Stop(20 * time.Second)
 	waitAllowed(t, "the revoked certificate while no kubejoin runs, with NoOpinion", ask(stolen, "worker-1"))
 	configure("Deny")
@@ -365,8 +364,8 @@ func issuedByKCM(t *testing.T, s *harness.Site, node string) (*ecdsa.PrivateKey,
 	return key, object.Status.Certificate
 }
 
-// TestReplacedMachineChangesNoIdentity renews with CSR objects. It catches a machine that was replaced, and still has a valid
-// certificate, that pushes the keys of its successor out of the claim or binds a key.
+// TestReplacedMachineChangesNoIdentity renews with CSR objects. A replaced machine still has a valid certificate. The test
+// catches such a machine that removes the keys of its successor from the claim, or that binds a key.
 func TestReplacedMachineChangesNoIdentity(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -392,7 +391,7 @@ func TestReplacedMachineChangesNoIdentity(t *testing.T) {
 			t.Fatalf("after renewal %d of the machine before: got %+v, want only the key of the new machine", i+1, got)
 		}
 	}
-	for i, name := range []string{"current-1", "current-2"} { // the machine loses the first response
+	for i, name := range []string{"current-1", "current-2"} { // twice, as if the machine had lost the first response
 		key := renew(current, name)
 		if got := identity(); len(got.Credentials) != 2+i || got.Credentials[0].Key != keyOf(machine.key) || got.Last().Key != key {
 			t.Errorf("after %s: got %+v, want the key that authenticated and the new one", name, got)

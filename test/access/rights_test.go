@@ -83,8 +83,7 @@ var unexercised = map[string]string{
 	"patch events in kubejoin-system":                                     "client-go's recorder increments the count of a repeated Event",
 }
 
-// exerciseAllFeatures makes kubejoin do everything that it does in a cluster, and returns the signer of each request by
-// name.
+// exerciseAllFeatures makes kubejoin use all its features on a cluster, and returns the signer of each request by name.
 func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]string) {
 	t.Helper()
 	const (
@@ -135,7 +134,7 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 		}
 		return nil
 	})
-	// The claim records the Node and is released with it.
+	// The claim records the Node, and kubejoin releases the claim after the Node was deleted.
 	claim := func() string {
 		return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", "worker-1", "--ignore-not-found", "-o", "jsonpath={.metadata.annotations}")
 	}
@@ -167,7 +166,7 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	if status, body, err := s.Get(ctx, "/v1/explain/worker-1", s.Bearer(t)); err != nil || status != 200 {
 		t.Errorf("explain: %d %s %v", status, body, err)
 	}
-	for _, reason := range []string{"first", "again"} { // creates a ConfigMap, and updates it
+	for _, reason := range []string{"first", "again"} { // the first creates a ConfigMap, the second updates it
 		if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "POST", "/v1/revocation?node=evidence&reason="+reason, "", ""); status != 201 {
 			t.Errorf("revoke: %d %s", status, body)
 		}
@@ -209,9 +208,9 @@ func expire(t *testing.T, s *harness.Site, name string) {
 
 // A right is one verb that a Role allows on one resource.
 type right struct {
-	verb, group, resource string // with its subresource
-	name                  string // empty: any
-	namespace             string // empty: all
+	verb, group, resource string // resource includes the subresource
+	name                  string // empty: any name
+	namespace             string // empty: all namespaces
 }
 
 func (r right) String() string {
@@ -285,7 +284,7 @@ func (r right) allows(c cluster.Call, signers map[string]string) bool {
 		return false
 	case r.name != "" && r.name != o.Name:
 		return false
-	// client-go lists instead if the API server cannot stream the existing objects to a watch.
+	// client-go uses list instead if the API server cannot stream the existing objects to a watch.
 	case r.verb == "list" && c.Verb == "watch":
 		return true
 	}
@@ -299,8 +298,8 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	checkSecretWrites(t, harness.PrepareSite(t, cluster.Options{}))
 }
 
-// checkSecretWrites checks that a policy refuses all writes of Secrets by kubejoin but those that it needs. It gives
-// kubejoin the rights of deploy/control-planes.yaml.
+// checkSecretWrites checks that a policy refuses all writes of Secrets by kubejoin except necessary writes. It gives
+// kubejoin the rights in deploy/control-planes.yaml.
 func checkSecretWrites(t *testing.T, s *harness.Site) {
 	t.Helper()
 	config := must.Value(s.Config(s.OwnKubeconfig))(t)
@@ -319,17 +318,17 @@ func checkSecretWrites(t *testing.T, s *harness.Site) {
 		s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Secret", Name: owner, UID: "0"}}
 		return s
 	}
-	// The API server enforces the policy shortly after its creation.
+	// The API server begins to enforce the policy shortly after its creation.
 	harness.Wait(t, "the policy", func() error {
 		_, err := secrets.Create(ctx, secret("probe", corev1.SecretTypeOpaque), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") { // RBAC may refuse it at first
+		if err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") { // RBAC may refuse the write at first
 			return fmt.Errorf("got %v, want a refusal by the policy", err)
 		}
 		return nil
 	})
 	other := secret("other", corev1.SecretTypeOpaque)
 	must.Value(s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, other, metav1.CreateOptions{}))(t)
-	// An upload also needs the right of deploy/control-planes.yaml.
+	// An upload also needs the right in deploy/control-planes.yaml.
 	upload := owned("kubeadm-certs", corev1.SecretTypeOpaque, "bootstrap-token-abcabc")
 	must.Value(s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, upload, metav1.CreateOptions{}))(t)
 	update := func() error {

@@ -34,7 +34,7 @@ type certClient struct {
 	csr []byte
 }
 
-// newCertClient creates a key and a CSR for the subject. It authenticates with bearer if that is not empty.
+// newCertClient creates a key and a CSR for the subject. The client authenticates with bearer if bearer is not empty.
 func newCertClient(t *testing.T, s *harness.Site, bearer, name string, organizations ...string) *certClient {
 	t.Helper()
 	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
@@ -69,7 +69,7 @@ func (r *certClient) request(t *testing.T, signerName string) ([]byte, error) {
 	return r.Certificate(t.Context(), api.SignCertificate{CSR: r.csr, Signer: signerName})
 }
 
-// wantProblem fails the test unless the request gets this problem and reason.
+// wantProblem fails the test unless the response is this problem with this reason.
 func (r *certClient) wantProblem(t *testing.T, signerName, problem, reason string) {
 	t.Helper()
 	chain, err := r.request(t, signerName)
@@ -125,7 +125,7 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 	must.Value(s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "taken"}}, metav1.CreateOptions{}))(t)
 	newNodeCertClient(t, s, free.Reveal(), "taken").wantProblem(t, "", api.ProblemCertificateRefused, admission.ReasonNodeExists)
 
-	// RBAC decides who may sign. The group kubejoin:admins in a certificate gives no right.
+	// RBAC decides who may sign. The group kubejoin:admins in a certificate gives no rights.
 	const users = certificates.KubeAPIServerClientSignerName
 	for _, user := range []struct{ name, group, resource string }{
 		{"jane", "dev", users}, {"bob", "kubejoin:admins", "kubernetes.io/*"},
@@ -135,7 +135,7 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 		r.useCertificate(t, s, chain)
 		r.wantProblem(t, users, "forbidden", "")
 		role := "signs-" + user.name
-		must.Value(s.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
+		must.Value(s.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ // not with kubectl create, which needs an API resource for signers
 			ObjectMeta: metav1.ObjectMeta{Name: role},
 			Rules:      []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{certificates.GroupName}, Resources: []string{"signers"}, ResourceNames: []string{user.resource}}},
 		}, metav1.CreateOptions{}))(t)

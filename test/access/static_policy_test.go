@@ -19,12 +19,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// staticBlock matches a block of docs/static-admission.md, which is either commands or the lists for kubeadm.
+// staticBlock matches a block of docs/static-admission.md: either commands, or the lists for kubeadm.
 var staticBlock = regexp.MustCompile("(?ms)^(?:<!-- run by TestStaticPolicyRestrictsKubejoin -->\n```sh|```yaml)\n(.*?)```")
 
 // TestStaticPolicyRestrictsKubejoin pastes the commands of docs/static-admission.md, deletes the policy in the API, and
-// starts kube-apiserver as kubeadm then would. It catches a deploy/static-admission.yaml that kube-apiserver does not
-// read or that restricts less, and a policy that a cluster-admin can delete.
+// starts kube-apiserver with the flags that kubeadm would then set. It catches a deploy/static-admission.yaml that
+// kube-apiserver does not read or that restricts less, and a policy that a cluster-admin can delete.
 func TestStaticPolicyRestrictsKubejoin(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -44,8 +44,8 @@ func TestStaticPolicyRestrictsKubejoin(t *testing.T) {
 	must.OK(t, os.Symlink(harness.RepositoryFile(t, "deploy"), filepath.Join(work, "deploy")))
 	for program, script := range map[string]string{
 		"sudo": `exec "$@"`,
-		// A dry run writes the same manifest, but not to /etc/kubernetes. kubeadm refuses a loopback address, so it gets
-		// one of RFC 5737.
+		// A dry run writes the same manifest, but not to /etc/kubernetes. kubeadm refuses a loopback address, so use an
+		// address from RFC 5737.
 		"kubeadm": `case "$*" in
 *control-plane*)
 	printf -- '---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.10}\n' >>cluster.yaml
@@ -108,7 +108,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 			t.Errorf("kubectl delete %s: got %v %s, want that the API does not have it", kind, err, output)
 		}
 	}
-	// An object of this name would make it seem that the API has the policy.
+	// kube-apiserver refuses an object with this name. Such an object would suggest that the policy exists in the API.
 	if _, err := s.Kubectl(t.Context(), "apply", "-f", policies); err == nil || !strings.Contains(err.Error(), "reserved") {
 		t.Errorf("kubectl apply of the file: got %v, want that its name is reserved", err)
 	}
@@ -126,7 +126,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	if output, err := paste(check); err == nil || !strings.Contains(output, static) {
 		t.Errorf("the check with an invalid file: %v, got %s, want a refusal by %s", err, output, static)
 	}
-	// Without the file nothing else refuses the Secret, so the refusals above come from the file.
+	// Without the file, the Secret is accepted. So the refusals above come from the file.
 	for _, name := range []string{"a.yaml", "kubejoin.yaml"} {
 		must.OK(t, os.Remove(filepath.Join(policies, name)))
 	}

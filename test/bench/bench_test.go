@@ -35,7 +35,7 @@ func TestSlowServerDelaysAndKeepsOrder(t *testing.T) {
 	s.delay.Store(int64(delay))
 	c := must.Value(net.Dial("tcp", s.address()))(t)
 	defer func() { _ = c.Close() }()
-	sent := bytes.Repeat([]byte("0123456789"), 20_000) // many reads
+	sent := bytes.Repeat([]byte("0123456789"), 20_000) // large enough for many reads
 	began := time.Now()
 	go func() { _, _ = c.Write(sent) }()
 	got := make([]byte, len(sent))
@@ -49,7 +49,7 @@ func TestSlowServerDelaysAndKeepsOrder(t *testing.T) {
 	}
 }
 
-// TestHeadlinesKeepWhatWasNotMeasured catches a run of one subject that removes the figures of the others.
+// TestHeadlinesKeepWhatWasNotMeasured catches a run of one subject that removes the figures of other subjects.
 func TestHeadlinesKeepWhatWasNotMeasured(t *testing.T) {
 	b := &bench{sizes: sizes{csrs: 2000, slow: 500, tokens: []int{12_000}}, report: &report{}}
 	b.defineRows()
@@ -85,7 +85,7 @@ func TestIssuedTimesCountsEachRequest(t *testing.T) {
 }
 
 func TestWorkerNodeHasRealSize(t *testing.T) {
-	// The API server adds about 1 KB: the fields that kubelet manages.
+	// The API server adds about 1 KB of managedFields.
 	if size := workerNode(99_999).Size(); size < 8_500 || size > mostNode-500 {
 		t.Errorf("a Node has %d bytes, want 8500 to %d", size, mostNode-500)
 	}
@@ -94,11 +94,11 @@ func TestWorkerNodeHasRealSize(t *testing.T) {
 	}
 }
 
-// TestPageOfFiguresIsShort catches main rows that squeeze docs/benchmarks.md, which may have 110 lines.
+// TestPageOfFiguresIsShort catches too many main rows for docs/benchmarks.md, which may have 110 lines.
 func TestPageOfFiguresIsShort(t *testing.T) {
 	text := must.Value(os.ReadFile("../../docs/benchmarks.md"))(t)
 	page := string(text)
-	missing := 0 // rows that no run has measured yet
+	missing := 0 // number of rows that no run has measured yet
 	for _, row := range headlineRows() {
 		switch strings.Count(page, "| "+row+" |") {
 		case 0:

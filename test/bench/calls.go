@@ -9,8 +9,8 @@ import (
 // calls counts requests to the API server by "VERB resource/subresource".
 type calls map[string]float64
 
-// apiCalls returns the requests that kube-apiserver has counted so far. The metric does not say who sent them:
-// callers leave out those of the load itself.
+// apiCalls returns the requests that kube-apiserver has counted so far. The metric does not say who sent a request, so
+// callers subtract the requests of the load itself.
 func (b *bench) apiCalls(ctx context.Context) (calls, error) {
 	text, err := b.load[0].RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (c calls) since(before calls) calls {
 	return diff
 }
 
-// about returns the number of calls for resources, without watches and without the calls in except.
+// about returns the number of calls for resources, except watches and the calls in except.
 func (c calls) about(resources []string, except ...string) float64 {
 	sum := 0.0
 	for name, n := range c {

@@ -20,12 +20,12 @@ import (
 	"time"
 )
 
-// A signingWorld is what all servers over HTTPS have in common: a CA, a serving certificate and an admin.
+// A signingWorld is what all HTTPS servers share: a CA, a serving certificate and an administrator.
 type signingWorld struct {
 	dir     string
 	root    *x509.Certificate
 	rootKey *ecdsa.PrivateKey
-	bearer  string // of kubejoin's admin
+	bearer  string // bearer token of kubejoin's administrator
 }
 
 func newSigningWorld(dir string) (*signingWorld, error) {
@@ -100,7 +100,7 @@ func nodeRequest(name string, key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), err
 }
 
-// exchange sends a request to the server at base, and fails unless it succeeds.
+// exchange sends a request to the server at base. It returns an error unless the status is a success.
 func exchange(client *http.Client, base string, r *http.Request) (body []byte, err error) {
 	if r.URL, err = r.URL.Parse(base + r.URL.String()); err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func exchange(client *http.Client, base string, r *http.Request) (body []byte, e
 
 const certificatePath = "/v1/certificate"
 
-// post returns a POST request, with a bearer token unless it is empty.
+// post returns a POST request, with a bearer token unless bearer is empty.
 func post(path string, body []byte, bearer string) (*http.Request, error) {
 	r, err := http.NewRequest(http.MethodPost, path, bytes.NewReader(body))
 	if err == nil && bearer != "" {

@@ -34,12 +34,12 @@ func (c contender) flag() string { return [...]string{"kubejoin", "kcm", "stock"
 // running is a running contender.
 type running struct {
 	*cluster.Process
-	address string // of kubejoin's API
-	bearer  string // of an operator there
+	address string // address of kubejoin's API
+	bearer  string // bearer token of an operator
 }
 
-// start starts a contender and measures how long it takes until it signs cluster-info with an existing token. It
-// measures this, and not readiness, because each contender defines readiness differently.
+// start starts a contender and measures how long it takes until it signs cluster-info with an existing token. It does not
+// use readiness, because each contender defines readiness differently.
 func (b *bench) start(ctx context.Context, who contender) (running, error) {
 	if err := b.clear(ctx); err != nil {
 		return running{}, err
@@ -54,7 +54,7 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 		return running{}, err
 	}
 	b.report.add(rowStart, who, at.Sub(started).Seconds()*1000)
-	time.Sleep(2 * time.Second) // so that work after the start does not count as idle
+	time.Sleep(2 * time.Second) // so that the idle time does not include work after the start
 	if err := b.memory(rowIdle, who, p); err != nil {
 		p.Stop(0)
 		return running{}, err

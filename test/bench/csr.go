@@ -20,9 +20,9 @@ import (
 type csrLoad struct {
 	name     string
 	requests int
-	tokens   int           // of the requesters
-	limit    int           // node limit of each token; zero is unlimited
-	delay    time.Duration // of all that the API server sends to the contender
+	tokens   int           // number of the requesters' tokens
+	limit    int           // node limit of each token; zero means unlimited
+	delay    time.Duration // delay of all data that the API server sends to the contender
 }
 
 func csrLoads(n int) []csrLoad {
@@ -56,14 +56,14 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 	}
 	defer stop()
 	secrets, users := generate(identities)
-	// The tokens do not sign cluster-info, because tokenBurst measures that. They exist before the CSRs.
+	// The tokens do not sign cluster-info, because tokenBurst measures that. Create them before the CSRs.
 	err = b.each(ctx, identities, func(ctx context.Context, c client, i int) error {
 		return c.createLimited(ctx, secrets[i], load.limit)
 	})
 	if err != nil {
 		return err
 	}
-	time.Sleep(4 * load.delay) // until the contender has seen the tokens
+	time.Sleep(4 * load.delay) // wait until the contender has seen the tokens
 	before, err := b.apiCalls(ctx)
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 			last = at[i]
 		}
 	}
-	time.Sleep(300*time.Millisecond + 2*load.delay) // work after the last certificate counts, too
+	time.Sleep(300*time.Millisecond + 2*load.delay) // include work after the last certificate
 	own, plane, err := used()
 	if err != nil {
 		return err
@@ -179,7 +179,7 @@ func watchIssued(ctx context.Context, c client) (*issuedTimes, func(), error) {
 	return times, stop, nil
 }
 
-// wait waits until each CSR has its certificate. A contender that loses one fails the run.
+// wait waits until each CSR has its certificate. If a contender loses a CSR, the run fails.
 func (t *issuedTimes) wait(ctx context.Context, names []string) ([]time.Time, error) {
 	deadline := time.Now().Add(patience)
 	for {
@@ -198,7 +198,7 @@ func (t *issuedTimes) wait(ctx context.Context, names []string) ([]time.Time, er
 	}
 }
 
-// of returns when each of the CSRs got its certificate, and how many of them did.
+// of returns when each CSR got its certificate, and how many CSRs got one.
 func (t *issuedTimes) of(names []string) (all []time.Time, got int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -45,7 +45,7 @@ func (b *bench) joinCommands(ctx context.Context, who contender, p running) erro
 	return errors.Join(errs...)
 }
 
-// ask runs a command that prints a join command, and waits until cluster-info is signed with its token.
+// ask runs a command that prints a join command, and waits until cluster-info is signed with the token in it.
 func (b *bench) ask(ctx context.Context, cmd *exec.Cmd) error {
 	line, err := cmd.Output()
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 type client struct{ *kubernetes.Clientset }
 
 // connect opens the connections and the watch on cluster-info. The load uses a service account token. With a client
-// certificate, the API server would verify the certificate at each request, which it does not do for bootstrap tokens.
+// certificate, the API server would verify the certificate for each request. Bootstrap tokens do not need that.
 func (b *bench) connect(ctx context.Context) error {
 	kubeconfig, err := b.cluster.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, "bench")
 	if err != nil {
@@ -37,7 +37,7 @@ func (b *bench) connect(ctx context.Context) error {
 	if _, err := b.cluster.Kubectl(ctx, "create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin", "--serviceaccount=kube-system:bench"); err != nil {
 		return err
 	}
-	b.load = nil // of an earlier control plane
+	b.load = nil // drop the connections to an earlier control plane
 	for range connections {
 		config, err := b.cluster.Config(kubeconfig)
 		if err != nil {
@@ -123,7 +123,7 @@ func (c client) createToken(ctx context.Context, t tokens.Token, expires time.Ti
 	return err
 }
 
-// createLimited creates a token that only authenticates. nodes is its node limit; zero is unlimited.
+// createLimited creates a token that only authenticates. nodes is its node limit; zero means unlimited.
 func (c client) createLimited(ctx context.Context, t tokens.Token, nodes int) error {
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: secretName(t)},
@@ -164,7 +164,7 @@ func (b *bench) clear(ctx context.Context) error {
 			object.Data = map[string]string{"kubeconfig": object.Data["kubeconfig"]}
 			_, err = admin.CoreV1().ConfigMaps("kube-public").Update(ctx, object, metav1.UpdateOptions{})
 		}
-		if !apierrors.IsConflict(err) { // a running contender may have changed it
+		if !apierrors.IsConflict(err) { // a running contender may have changed the object
 			return err
 		}
 	}

@@ -35,13 +35,14 @@ type sizes struct {
 	rounds  int
 	csrs    int
 	tokens  []int
-	clients int // that request join commands at the same time
-	entries int // of the issuance record in etcd
-	stock   int // CSRs of each burst for kube-controller-manager with its default limits
-	signs   int // certificates of each kind over HTTPS
-	slow    int // CSRs of each burst with a slow API server
+	clients int // clients that request join commands at the same time
+	entries int // entries of the issuance record in etcd
+	stock   int // CSRs per burst for kube-controller-manager with its default limits
+	signs   int // certificates of each kind to request over HTTPS
+	slow    int // CSRs per burst with a slow API server
 
-	// For the subject memory: requests that wait, numbers of Nodes one after the other, and the pause before measuring.
+	// For the subject memory: number of waiting requests, numbers of Nodes to measure in turn, and the pause before a
+	// measurement.
 	waiting int
 	nodes   []int
 	settle  time.Duration
@@ -136,7 +137,8 @@ type bench struct {
 	creation time.Duration // time to create the tokens of the last burst
 }
 
-// wants reports whether to measure a subject. Memory needs about 11 GB for the API server, so it has to be named.
+// wants reports whether to measure a subject. Memory needs about 11 GB for the API server, so it runs only if the flag
+// names it.
 func (b *bench) wants(subject string) bool {
 	return b.only == "" && subject != "memory" || strings.Contains(","+b.only+",", ","+subject+",")
 }
@@ -165,7 +167,7 @@ func (b *bench) run(ctx context.Context) error {
 	return b.onCluster(ctx, b.runRounds)
 }
 
-// inDir gives a folder to a measurement, and removes it afterwards.
+// inDir runs a measurement with a temporary folder.
 func inDir(measure func(ctx context.Context, dir string) error) func(context.Context) error {
 	return func(ctx context.Context) (err error) {
 		dir, err := os.MkdirTemp("", "kubejoin-bench-")
@@ -226,13 +228,13 @@ func (b *bench) runRounds(ctx context.Context) error {
 	return nil
 }
 
-// deploy applies kubejoin's RBAC and the admission policy that limits it, as its users do.
+// deploy applies kubejoin's RBAC and the admission policy that limits kubejoin, as users do.
 func (b *bench) deploy(ctx context.Context) (err error) {
 	b.identity, err = b.cluster.InstallRights(ctx)
 	return err
 }
 
-// measure runs all work of a round with one contender, in a new process.
+// measure runs all work of a round with one contender, which it starts as a new process.
 func (b *bench) measure(ctx context.Context, who contender, round int) (err error) {
 	p, err := b.start(ctx, who)
 	if err != nil {
@@ -254,7 +256,7 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 			if err := b.tokenBurst(ctx, who, p, n); err != nil {
 				return err
 			}
-			if n <= 500 || who != stock { // stock deletes only 20 a second, which would take minutes
+			if n <= 500 || who != stock { // stock would take minutes, because it deletes only 20 tokens a second
 				if err := b.expire(ctx, who, p, n); err != nil {
 					return err
 				}

@@ -14,10 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// autoApproval is the binding of kubeadm that lets bootstrap tokens have their requests approved.
+// autoApproval is kubeadm's binding that allows the automatic approval of requests by bootstrap tokens.
 const autoApproval = "kubeadm:node-autoapprove-bootstrap"
 
-// The size of a stored Node in bytes.
+// The minimum and maximum size of a stored Node, in bytes.
 const leastNode, mostNode = 9_500, 11_000
 
 type memoryRow struct{ resident, most string }
@@ -34,8 +34,8 @@ func nodeRows(nodes int) memoryRow {
 	return memoryRows(fmt.Sprintf("%s Nodes of 10 KB", thousands(nodes)))
 }
 
-// measureMemory measures the memory of kubejoin with many requests that wait, and with many Nodes. Each round starts a
-// kubejoin on the same objects.
+// measureMemory measures the memory of kubejoin with many waiting requests, and with many Nodes. Each round starts a
+// kubejoin with the same objects.
 func (b *bench) measureMemory(ctx context.Context) error {
 	for _, load := range []csrLoad{{name: "one token", requests: b.waiting, tokens: 1}, {name: "a token each", requests: b.waiting, tokens: b.waiting}} {
 		if err := b.onCluster(ctx, func(ctx context.Context) error {
@@ -54,7 +54,7 @@ func (b *bench) measureMemory(ctx context.Context) error {
 				return err
 			}
 			made = n
-			// A kubejoin that issues certificates has read all Nodes.
+			// After kubejoin has issued certificates, it has read all Nodes.
 			if err := b.memoryRounds(ctx, nodeRows(n), func(ctx context.Context, p running) error {
 				return b.csrBurst(ctx, ours, p, csrLoad{name: fmt.Sprintf("a token each, beside %s Nodes", thousands(n)), requests: b.stock, tokens: b.stock})
 			}); err != nil {
@@ -65,7 +65,7 @@ func (b *bench) measureMemory(ctx context.Context) error {
 	})
 }
 
-// memoryRounds starts a kubejoin in each round, and measures its memory when it has done its work and idles.
+// memoryRounds starts a kubejoin in each round, and measures its memory when it has done its work and is idle.
 func (b *bench) memoryRounds(ctx context.Context, row memoryRow, work func(context.Context, running) error) error {
 	for range b.rounds {
 		if err := b.memoryRound(ctx, row, work); err != nil {
@@ -246,7 +246,7 @@ func workerNode(i int) *corev1.Node {
 			Type: c.kind, Status: c.status, Reason: c.reason, Message: c.message, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
 		})
 	}
-	for image := range 42 { // of the 50 that a kubelet reports at most
+	for image := range 42 { // a kubelet reports at most 50
 		repository := fmt.Sprintf("registry.example.com/platform/component-%02d", image)
 		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{
 			Names: []string{fmt.Sprintf("%s@sha256:%064x", repository, image), repository + ":v1.37.2"}, SizeBytes: int64(image+1) * 7_654_321,

@@ -56,7 +56,7 @@ func memoryOf(pid int, name string) (float64, error) {
 func controlPlaneCPU() (sum time.Duration, err error) {
 	pids, err := childrenNamed("kube-apiserver", "etcd")
 	for _, pid := range pids {
-		if s, err := cluster.ReadStat(pid); err == nil { // otherwise it has ended
+		if s, err := cluster.ReadStat(pid); err == nil { // after an error, the process has ended
 			sum += s.CPU
 		}
 	}

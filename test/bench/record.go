@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// recordQuota is the limit of etcd's database: the largest that etcd suggests. The default is 2 GiB.
+	// recordQuota is the limit of etcd's database: the maximum that etcd recommends. The default is 2 GiB.
 	recordQuota = 8 << 30
-	// ofNode and ofToken are how many entries have the same node and the same token.
+	// ofNode is how many entries have the same node, and ofToken how many have the same token.
 	ofNode, ofToken = 200, 10
 	// recordWriters is how many entries are written at the same time.
 	recordWriters = 64
-	recordSpan    = 300 * 24 * time.Hour // between the first and the last entry
-	recordQueries = 200                  // of each kind
+	recordSpan    = 300 * 24 * time.Hour // time between the first and the last entry
+	recordQueries = 200                  // number of queries of each kind
 )
 
-// A recordWorld is a record in etcd, and what its entries have in common.
+// A recordWorld is an issuance record in etcd, and the data that its entries share.
 type recordWorld struct {
 	*bench
 	*signingWorld
@@ -43,7 +43,7 @@ type recordWorld struct {
 	tokens  []tokens.Token
 }
 
-// measureRecord measures a kubejoin on etcd without a record, and with one of many entries.
+// measureRecord measures a kubejoin on etcd with an empty record, and with a record of many entries.
 func (b *bench) measureRecord(ctx context.Context, dir string) (err error) {
 	world, err := newSigningWorld(dir)
 	if err != nil {
@@ -87,7 +87,7 @@ func (w *recordWorld) entry(n int) issuance.Entry {
 	}
 }
 
-// serialOf returns the serial number of the n-th entry, as long as those that kubejoin makes.
+// serialOf returns the serial number of the n-th entry. It is as long as kubejoin's serial numbers.
 func serialOf(n int) string { return fmt.Sprintf("7%038x", n) }
 
 // fill writes the entries, each as kubejoin does, and restarts etcd.
@@ -96,7 +96,7 @@ func (w *recordWorld) fill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = store.Close() }() // everything is written
+	defer func() { _ = store.Close() }() // ignore the error: everything is written
 	record := rowrecord.NewWithoutCertificates(store.Issued())
 	var next atomic.Int64
 	var running sync.WaitGroup
@@ -129,7 +129,7 @@ func (w *recordWorld) open(ctx context.Context) (*etcdstore.Store, error) {
 	return etcdstore.Open(ctx, etcdstore.Config{Endpoints: w.etcd.Endpoints(), CAFile: files.CA, CertFile: files.Cert, KeyFile: files.Key, NoCache: true})
 }
 
-// A recordSize has the measurements that depend on the number of entries.
+// A recordSize has the measurements for one number of entries.
 type recordSize struct {
 	start, sweep       float64 // in milliseconds
 	idle, most         float64 // memory of kubejoin, in bytes
@@ -144,7 +144,7 @@ func (w *recordWorld) measureSize(ctx context.Context, queries *strings.Builder)
 		return s, err
 	}
 	s.keeper = time.Since(began).Seconds()
-	// An etcd that has just started reads its database into memory, page by page.
+	// The first sweep is slow: an etcd that has just started reads its database into memory, page by page.
 	if s.sweep, err = w.sweep(ctx); err != nil {
 		return s, err
 	}
@@ -184,7 +184,7 @@ func (w *recordWorld) sweep(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = store.Close() }() // only reads
+	defer func() { _ = store.Close() }() // ignore the error: only reads
 	var took []float64
 	for range 10 {
 		began := time.Now()
@@ -196,8 +196,8 @@ func (w *recordWorld) sweep(ctx context.Context) (float64, error) {
 	return percentile(took, 50), nil
 }
 
-// started starts a kubejoin and returns how many milliseconds pass until it has created a token, and its highest
-// memory. With queries, it sends them and writes their table.
+// started starts a kubejoin. It returns how many milliseconds pass until kubejoin has created a token, and its maximum
+// memory. If queries is not nil, it also sends queries and writes their table.
 func (w *recordWorld) started(ctx context.Context, store backend, queries *strings.Builder) (took, memory float64, err error) {
 	s, stop, err := w.startStore(ctx, w.signingWorld, store, w.dir)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Rows of the table that belong to no burst.
+// Rows of the table that do not belong to a burst.
 const (
 	rowStart    = "start to first signature"
 	rowIdle     = "resident memory, idle"
@@ -132,7 +132,7 @@ func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 	}
 }
 
-// The figures of a document are between these lines. After headlinesBegin, they are the main rows.
+// The figures in a document are between these lines. After headlinesBegin, only the main rows follow.
 const (
 	figuresBegin   = "<!-- figures -->"
 	headlinesBegin = "<!-- main figures -->"
@@ -176,7 +176,7 @@ func (r *report) headlines(old, measured string) []byte {
 	return table.Bytes()
 }
 
-// headlineRows are the main rows, of a run with the default sizes.
+// headlineRows returns the main rows of a run with the default sizes.
 func headlineRows() (rows []string) {
 	loads := csrLoads(2000)
 	each, one, limited := csrRows(loads[0]), csrRows(loads[1]), csrRows(loads[2])
@@ -206,8 +206,8 @@ func revision() string {
 	return commit + changed
 }
 
-// ratio returns kubejoin's value of a row divided by that of kube-controller-manager with its limits lifted. It is
-// empty if one of them is missing.
+// ratio returns kubejoin's value in a row, divided by the value of kube-controller-manager without request limits. It is
+// empty if one of the values is missing.
 func (r *report) ratio(row string) string {
 	a, b := r.found[row][ours], r.found[row][theirs]
 	if len(a) == 0 || len(b) == 0 || percentile(b, 50) == 0 {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A slowServer forwards TCP connections to the API server. It delays all that the API server sends, keeps the order,
-// and does not limit the bandwidth.
+// A slowServer forwards TCP connections to the API server. It delays all data from the API server, keeps the order, and
+// does not limit the bandwidth.
 type slowServer struct {
 	listener net.Listener
 	to       string
@@ -71,7 +71,7 @@ func (s *slowServer) pass(client net.Conn) {
 	for c := range held {
 		time.Sleep(time.Until(c.due))
 		if _, err := client.Write(c.data); err != nil {
-			_ = server.Close() // ends the reader
+			_ = server.Close() // ends the goroutine that reads
 		}
 	}
 }
@@ -84,7 +84,8 @@ func slowLoads(n int) (loads []csrLoad) {
 	return loads
 }
 
-// slowBursts measures the slow loads with one contender, in a new process. The load itself is not delayed.
+// slowBursts measures the slow loads with one contender, which it starts as a new process. The requests of the load itself
+// are not delayed.
 func (b *bench) slowBursts(ctx context.Context, who contender) (err error) {
 	if err := b.clear(ctx); err != nil {
 		return err

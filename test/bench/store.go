@@ -35,9 +35,10 @@ const storeConnections = 32
 
 // A backend is a running store of tokens.
 type backend struct {
-	flags []string // of kubejoin
-	pids  []int    // of the store
-	// calls returns how many calls the store has counted so far, without those of watches. Nil counts none.
+	flags []string // flags for kubejoin
+	pids  []int    // process IDs of the store
+	// calls returns how many calls the store has counted so far, without calls for watches. If it is nil, calls are not
+	// counted.
 	calls func(context.Context) (float64, error)
 	close func() error
 }
@@ -123,7 +124,7 @@ func etcdCalls(ctx context.Context, config *tls.Config, endpoints []string) (sum
 	return sum, nil
 }
 
-// kubernetesBackend starts a control plane, with kubejoin's own RBAC.
+// kubernetesBackend starts a control plane with kubejoin's RBAC.
 func kubernetesBackend(b *bench, ctx context.Context, _ string) (backend, error) {
 	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
 	if err != nil {
@@ -173,7 +174,7 @@ type storeLoad struct {
 	request func(w *storeWorld, n int) (*http.Request, error)
 }
 
-// storeLoads are the loads, in this order: each machine of the second uses a token of the first.
+// storeLoads are the loads. The order matters: each machine in the second load uses a token from the first.
 var storeLoads = []storeLoad{
 	{"tokens created", func(w *storeWorld, n int) (*http.Request, error) {
 		body, err := json.Marshal(api.CreateToken{Token: api.Secret(w.tokens[n].Reveal()), TokenSpec: api.TokenSpec{TTL: "1h", MaxNodes: 1}})
@@ -197,12 +198,12 @@ var storeLoads = []storeLoad{
 // renewedNode is the node that renews its certificate.
 const renewedNode = "renewed"
 
-// renewal is a node that renews its certificate with the old one.
+// renewal is the load of a node that renews its certificate with its current certificate.
 var renewal = storeLoad{"certificates, a node renews", func(w *storeWorld, _ int) (*http.Request, error) {
 	return postNode(certificatePath, renewedNode, w.key, "")
 }}
 
-// stored has the measurements of a load on a backend in a round.
+// stored has the measurements for one load on one backend in one round.
 type stored struct{ rate, p50, p99, cpu, storeCPU, calls, rss float64 }
 
 // measureStores compares the stores of tokens, over HTTPS.
@@ -210,18 +211,18 @@ func (b *bench) measureStores(ctx context.Context, dir string) error {
 	return b.overHTTPS(ctx, dir, storeBackends, storeLoads, b.csrs)
 }
 
-// signCertificates measures certificates over HTTPS of a standalone kubejoin with a file.
+// signCertificates measures the issuance of certificates over HTTPS by a standalone kubejoin with a file store.
 func (b *bench) signCertificates(ctx context.Context, dir string) error {
 	return b.overHTTPS(ctx, dir, storeBackends[:1], append(slices.Clip(storeLoads), renewal), b.signs)
 }
 
-// overHTTPS measures loads on backends, each with a number of requests.
+// overHTTPS measures loads on backends, with a number of requests per load.
 func (b *bench) overHTTPS(ctx context.Context, dir string, backends []storeBackend, loads []storeLoad, requests int) error {
 	world, err := newSigningWorld(dir)
 	if err != nil {
 		return err
 	}
-	found := make([][][]stored, len(backends)) // by backend, round and load
+	found := make([][][]stored, len(backends)) // measurements by backend, round and load
 	for round := range b.rounds {
 		for i := range backends {
 			if round%2 == 1 {
@@ -270,7 +271,7 @@ func (b *bench) measureStore(ctx context.Context, world *signingWorld, on storeB
 	return found, nil
 }
 
-// startStore starts a kubejoin on a backend, without waiting for it. stop ends it, and adds its log to an error.
+// startStore starts a kubejoin on a backend, and does not wait for it. stop stops it, and adds its log to an error.
 func (b *bench) startStore(ctx context.Context, world *signingWorld, store backend, dir string) (w *storeWorld, stop func(error) error, err error) {
 	operators := filepath.Join(dir, "operators.csv")
 	if err := os.WriteFile(operators, []byte(world.bearer+`,bench,1,"kubejoin:admins"`+"\n"), 0o600); err != nil {
@@ -367,7 +368,7 @@ func (w *storeWorld) send(ctx context.Context, method, path string) error {
 	return w.do(r)
 }
 
-// do sends a request. One without a bearer token is sent with the client certificate of a node.
+// do sends a request. If it has no bearer token, do sends it with the client certificate of a node.
 func (w *storeWorld) do(r *http.Request) error {
 	client := w.client
 	if r.Method == http.MethodPost && r.Header.Get("Authorization") == "" {
@@ -377,7 +378,7 @@ func (w *storeWorld) do(r *http.Request) error {
 	return err
 }
 
-// client returns a client that trusts the CA, with connections of HTTP/1.1.
+// client returns a client that trusts the CA and uses HTTP/1.1.
 func (w *signingWorld) client(certificates ...tls.Certificate) *http.Client {
 	roots := x509.NewCertPool()
 	roots.AddCert(w.root)

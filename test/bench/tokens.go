@@ -41,7 +41,7 @@ func generate(n int) (made []tokens.Token, ids []string) {
 
 // outcome is the cost of a burst.
 type outcome struct {
-	took     time.Duration // for the requests of the load
+	took     time.Duration // time for the requests of the load
 	p50, p99 float64       // in milliseconds, from the response to its effect in cluster-info
 	writes   int
 	cpu      time.Duration
@@ -50,8 +50,8 @@ type outcome struct {
 // lastWrite is how long to wait after a burst for another, redundant write.
 const lastWrite = 500 * time.Millisecond
 
-// burst creates tokens and waits until cluster-info has the signatures of all of them. Then it waits for lastWrite, so
-// that later writes and CPU time count.
+// burst creates tokens and waits until cluster-info has the signatures of all of them. Then it waits for lastWrite, so that
+// the result includes later writes and CPU time.
 func (b *bench) burst(ctx context.Context, p running, made []tokens.Token, ids []string) (outcome, error) {
 	used, err := p.used()
 	if err != nil {
@@ -87,7 +87,7 @@ func (b *bench) burst(ctx context.Context, p running, made []tokens.Token, ids [
 	return o, nil
 }
 
-// expire creates n tokens that expire at the same time, and measures how their signatures disappear.
+// expire creates n tokens that expire at the same time, and measures how soon their signatures disappear.
 func (b *bench) expire(ctx context.Context, who contender, p running, n int) error {
 	row := tokenRows(n)
 	made, ids := generate(n)

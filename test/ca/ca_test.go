@@ -41,7 +41,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	}
 	write(goodCert, goodKey)
 	s.Start(t, "--cluster-signing-cert-file="+certFile, "--cluster-signing-key-file="+keyFile)
-	// The serving certificate expires before the CA, so this test cannot verify it all the time.
+	// The client cannot verify the serving certificate, which expires during this test.
 	s.HTTP = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	asking := harness.AsMachine(t, s.Cluster)
 	n := 0
@@ -63,7 +63,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	const inUse = `kubejoin_files_in_use{files="ca"}`
 	issue()
 
-	// Two certificates, of which the second matches the key.
+	// A file with two certificates. Only the second matches the key.
 	other, otherKey := makeCA(t, "other", time.Now().Add(24*time.Hour))
 	write(slices.Concat(other, goodCert), goodKey)
 	waitReported(t, s, "CA replaced", "kubejoin_ca_certificates 2", "ok", "CAReplaced 2 certificates are trusted")
@@ -91,7 +91,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	write(goodCert, goodKey)
 	waitReported(t, s, "files are valid again", inUse+" 1", "ok", "CAReplaced 1 certificates are trusted")
 
-	// A CA that expires before the certificates would.
+	// A CA that expires before the end of the certificates' normal lifetime.
 	end := time.Now().Add(30 * 24 * time.Hour).Truncate(time.Second)
 	write(reissue(t, goodCert, goodKey, end), goodKey)
 	until := end.UTC().Format(time.RFC3339)
@@ -115,9 +115,9 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	waitReported(t, s, "CA replaced", inUse+" 1", "ok", "CAReplaced 1 certificates are trusted")
 }
 
-// waitReported waits until kubejoin reports something in every place where operators look: a text in the log, the
-// prefix of a metric, a text in /readyz?verbose ("ok": ready), and an Event, given as its reason and a part of its
-// message.
+// waitReported waits until kubejoin reports something in every place where operators look. log is a text in the log, metric
+// the prefix of a metric, and ready a text in /readyz?verbose ("ok" means ready). event is the reason of an Event and a
+// part of its message.
 func waitReported(t *testing.T, s *harness.Site, log, metric, ready, event string) {
 	t.Helper()
 	harness.Wait(t, "log, metric, /readyz and Event for "+event, func() error {
@@ -146,8 +146,8 @@ func waitReported(t *testing.T, s *harness.Site, log, metric, ready, event strin
 	})
 }
 
-// TestStandaloneCARotationKeepsDiscoveryWorking replaces the CA of a standalone kubejoin step by step. It catches a
-// step after which a new join command cannot discover the cluster.
+// TestStandaloneCARotationKeepsDiscoveryWorking replaces the CA of a standalone kubejoin step by step. It catches a step
+// after which machines cannot discover the cluster with a new join command.
 func TestStandaloneCARotationKeepsDiscoveryWorking(t *testing.T) {
 	harness.Parallel(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
@@ -275,11 +275,12 @@ func makeCA(t *testing.T, name string, end time.Time) (certPEM, keyPEM []byte) {
 }
 
 // reissue returns a CA certificate with the same name and key but another expiry time. Clients that trust the old
-// certificate accept what the new one signs.
+// certificate accept certificates from the new one.
 func reissue(t *testing.T, certPEM, keyPEM []byte, end time.Time) []byte {
 	t.Helper()
 	pair := must.Value(tls.X509KeyPair(certPEM, keyPEM))(t)
-	// It keeps the key identifier, by which openssl finds the issuer: another Go may compute another one.
+	// It keeps the key identifier, because openssl finds the issuer by it, and another version of Go may compute another
+	// identifier.
 	template := *pair.Leaf
 	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), end
 	der := must.Value(x509.CreateCertificate(rand.Reader, &template, pair.Leaf, pair.Leaf.PublicKey, pair.PrivateKey))(t)

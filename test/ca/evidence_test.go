@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// withCAs are objects with the CA: of Pods, a webhook, an aggregated API server and a conversion.
+// withCAs are objects that contain the CA: a ConfigMap for Pods, a webhook, an aggregated API server and a conversion webhook.
 const withCAs = `
 apiVersion: v1
 kind: ConfigMap
@@ -56,7 +56,7 @@ spec:
 `
 
 // TestObservesRotationWithTheRightsOfTheManifests lets kube-apiserver trust a new CA and forget it again. It catches an
-// observer that needs more rights than it has, or that misreads what kube-apiserver serves, names and publishes.
+// observer that lacks a right, or that misreads kube-apiserver's certificates, CA names and ConfigMaps.
 func TestObservesRotationWithTheRightsOfTheManifests(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -106,7 +106,7 @@ func TestObservesRotationWithTheRightsOfTheManifests(t *testing.T) {
 		t.Errorf("kube-apiserver serves with a certificate from %q", got)
 	}
 
-	// The Role permits to look for members of etcd. This cluster shows none.
+	// The Role permits kubejoin to look for etcd members. This cluster has no Pod of an etcd member.
 	ofEtcd := r
 	ofEtcd.CA = rotation.Etcd
 	var members []rotation.Observation

@@ -12,8 +12,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestServesConfiguredCertificate catches a kubejoin without CA key that does not serve the certificate of
-// --tls-cert-file, or whose discovery fails although the cluster CA signed that certificate.
+// TestServesConfiguredCertificate catches a kubejoin without CA key that does not serve the certificate of --tls-cert-file,
+// or whose discovery fails although the cluster CA has signed this certificate.
 func TestServesConfiguredCertificate(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})

@@ -125,7 +125,7 @@ signers:
 	harness.ReplaceFile(t, file, []byte(kubelets+peers))
 	waitReported(t, s, "files are valid again", `kubejoin_files_in_use{files="signer-config"} 1`, "ok", "SignerConfigReplaced")
 
-	// kubejoin ignores a CA certificate without its key, and uses the new CA once both are there.
+	// kubejoin ignores a CA certificate without its key, and uses the new CA once both files exist.
 	end := time.Now().Add(10 * time.Hour).Truncate(time.Second)
 	nextCert, nextKey := makeCA(t, "etcd next", end)
 	harness.ReplaceFile(t, certFile, nextCert)
@@ -140,7 +140,7 @@ signers:
 	}
 }
 
-// issuedLifetime returns the lifetime that the certificate was issued for, to the minute.
+// issuedLifetime returns the lifetime for which the signer issued the certificate, in whole minutes.
 func issuedLifetime(leaf *x509.Certificate) time.Duration {
 	d := leaf.NotAfter.Sub(leaf.NotBefore)
 	if d < 8*time.Hour {

@@ -37,8 +37,8 @@ func selfSigned(t *testing.T, name string) (certPEM, keyPEM []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 }
 
-// TestServingCertificateFollowsItsFiles replaces the files of the serving certificate. It catches a new pair that needs
-// a restart, a certificate without its key that is served, and open connections that break.
+// TestServingCertificateFollowsItsFiles replaces the files of the serving certificate. It catches a new pair that needs a
+// restart, a certificate that kubejoin serves without the matching key, and open connections that break.
 func TestServingCertificateFollowsItsFiles(t *testing.T) {
 	harness.Parallel(t)
 	dir := t.TempDir()
@@ -64,7 +64,7 @@ func TestServingCertificateFollowsItsFiles(t *testing.T) {
 	harness.ReplaceFile(t, certFile, cert)
 	harness.Wait(t, "/readyz to report a certificate without its key", func() error {
 		if _, body, err := p.Get(t.Context(), "/readyz", ""); err != nil || !strings.Contains(body, "[-]serving-certificate") {
-			return fmt.Errorf("/readyz returns %q, %v", body, err) // on a connection from before the change
+			return fmt.Errorf("/readyz returns %q, %v", body, err) // this connection is older than the change
 		}
 		return checkServed("first")
 	})

@@ -55,7 +55,7 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 	}
 }
 
-// It catches a deploy/revocation.yaml that is older than the chart.
+// Catches a deploy/revocation.yaml that is older than the chart.
 func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
 	want := manifests(both(t, "revocationPolicy: true", nil))
 	if got := read(t, "../../deploy/revocation.yaml"); len(got) == 0 || !bytes.Equal(got, want["revocation.yaml"]) {
@@ -63,7 +63,7 @@ func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
 	}
 }
 
-// It catches a deploy/static-admission.yaml that is older than the chart, and one that kube-apiserver refuses to read.
+// Catches a deploy/static-admission.yaml that is older than the chart, or that kube-apiserver refuses to read.
 func TestStaticAdmissionPolicyIsRenderedFromTheChart(t *testing.T) {
 	files := manifests(both(t, "", nil))
 	got := read(t, "../../deploy/"+staticFile)
@@ -102,10 +102,10 @@ func TestReadmeIsWrittenFromTheValues(t *testing.T) {
 	}
 }
 
-// everything has a value in each list, and switches everything on.
+// everything is a file of values that fills each list and switches on every option.
 const everything = "testdata/everything.yaml"
 
-// byValue are the flags that a value of another name sets.
+// byValue maps flags to the chart value that sets them, if its name differs.
 var byValue = map[string]string{
 	"listen": "port", "advertise": "advertise", "signer-config": "signerConfig", "token-limits": "tokenLimits",
 	"cluster-signing-cert-file": "ca", "cluster-signing-key-file": "ca",
@@ -130,7 +130,7 @@ var byArgs = map[string]string{
 
 var helpFlag = regexp.MustCompile(`(?m)^ +(?:-\w, |    )--([a-z-]+)( \w+)?  `)
 
-// It catches a new flag of 'kubejoin serve' that the chart does not have, and one that is gone.
+// Catches a new flag of 'kubejoin serve' that the chart lacks, and a flag in the chart that serve no longer has.
 func TestChartHasEveryFlagOfServe(t *testing.T) {
 	help := output(t, "go", "run", "./cmd/kubejoin", "serve", "--help")
 	types := map[string]string{}
@@ -183,7 +183,7 @@ func keys[V any](m map[string]V) map[string]bool {
 	return set
 }
 
-// It catches an object in the schema that accepts misspelt values. A map such as podLabels has a type for its values.
+// Catches an object in the schema that accepts misspelt values. A map such as podLabels must have a type for its values.
 func TestSchemaAcceptsNoUnknownValues(t *testing.T) {
 	var schema any
 	must(t, json.Unmarshal(read(t, folder+"/values.schema.json"), &schema))

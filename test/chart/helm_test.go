@@ -16,12 +16,12 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 )
 
-// helms render the chart as each major version of Helm does.
+// helms has one render function for each major version of Helm.
 var helms = map[string]func(dir, namespace string, values map[string]any, client engine.ClientProvider) (map[string]string, error){
 	"Helm 3": render3, "Helm 4": render,
 }
 
-// render3 is [render] with Helm 3.
+// render3 is like [render], but with Helm 3.
 func render3(dir, namespace string, values map[string]any, client engine.ClientProvider) (map[string]string, error) {
 	c, err := loader3.LoadDir(dir)
 	if err != nil {
@@ -40,7 +40,7 @@ func render3(dir, namespace string, values map[string]any, client engine.ClientP
 	return byBase(engine3.RenderWithClientProvider(c, all, client))
 }
 
-// both renders the chart with values in YAML. Each version of Helm must render the same.
+// both renders the chart with values in YAML. All versions of Helm must render the same objects.
 func both(t *testing.T, values string, client engine.ClientProvider) map[string]string {
 	t.Helper()
 	v := the(common.ReadValues([]byte(values)))(t)
@@ -62,7 +62,7 @@ func refuses(t *testing.T, namespace, values, want string) {
 	}
 }
 
-// It is 'helm lint --strict', which also fails for warnings.
+// The same check as 'helm lint --strict', which also fails on warnings.
 func TestLintsWithoutWarnings(t *testing.T) {
 	for _, m := range lint3.All(folder, map[string]any{}, namespace, true).Messages {
 		if m.Severity > support3.InfoSev {

@@ -1,5 +1,5 @@
-// Command chart renders the Helm chart of kubejoin as 'helm template' of Helm 4 does. It prints what it rendered, or
-// writes one file for each template. 'make manifests' writes deploy/manifests with it.
+// Command chart renders the Helm chart of kubejoin like 'helm template' of Helm 4. It prints the result, or writes one file
+// for each template. 'make manifests' uses it to write deploy/manifests.
 package main
 
 import (
@@ -63,10 +63,10 @@ func run(dir, file, only string, static bool, out string) error {
 	return nil
 }
 
-// Release and namespace that the chart is rendered for.
+// Release name and namespace for the rendered chart.
 const releaseName, namespace = "kubejoin", "kubejoin-system"
 
-// newest is the Kubernetes version that the chart is rendered for.
+// newest is the Kubernetes version for the rendered chart.
 var newest = common.KubeVersion{Version: "v1.37.2", Major: "1", Minor: "37"}
 
 // render checks the values and renders all templates of a chart.
@@ -88,7 +88,7 @@ func render(dir, namespace string, values map[string]any, client engine.ClientPr
 	return byBase(engine.RenderWithClientProvider(c, all, client))
 }
 
-// byBase replaces the paths of rendered templates by their base names.
+// byBase returns rendered templates by their base names instead of paths.
 func byBase(text map[string]string, err error) (map[string]string, error) {
 	files := map[string]string{}
 	for name, content := range text {
@@ -97,7 +97,7 @@ func byBase(text map[string]string, err error) (map[string]string, error) {
 	return files, err
 }
 
-// manifests returns rendered templates as files for kubectl apply. They do not claim that Helm manages the objects.
+// manifests returns rendered templates as files for kubectl apply. It removes labels that say that Helm manages the objects.
 func manifests(rendered map[string]string) map[string][]byte {
 	files := map[string][]byte{}
 	for name, text := range rendered {
@@ -116,13 +116,14 @@ func manifests(rendered map[string]string) map[string][]byte {
 	return files
 }
 
-// staticFile is the file of [staticPolicy].
+// staticFile is the name of the file with the result of [staticPolicy].
 const staticFile = "static-admission.yaml"
 
 var policyName = regexp.MustCompile(`(?m)^  (name|policyName): .*`)
 
-// staticPolicy returns a rendered admission policy in the form that kube-apiserver reads from a file. Names end in
-// .static.k8s.io. No comment is a document of its own: kube-apiserver refuses a document without a kind.
+// staticPolicy returns a rendered admission policy in the form that kube-apiserver reads from a file. The names of objects
+// end in .static.k8s.io. It leaves no document that has only comments, because kube-apiserver refuses a document without a
+// kind.
 func staticPolicy(rendered []byte) []byte {
 	return policyName.ReplaceAll(bytes.Replace(rendered, []byte("---\n"), nil, 1), []byte("$0.static.k8s.io"))
 }

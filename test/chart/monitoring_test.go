@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// TestServiceMonitorAuthenticates catches a deprecated field by default, and a CA or name that kubejoin's serving
-// certificate does not have. The test in test/monitoring scrapes with the same settings.
+// TestServiceMonitorAuthenticates catches a ServiceMonitor that uses a deprecated field by default, or whose CA or server
+// name does not match kubejoin's serving certificate. The test in test/monitoring scrapes with the same settings.
 func TestServiceMonitorAuthenticates(t *testing.T) {
 	endpoint := func(values string) monitoring.Endpoint {
 		t.Helper()
@@ -34,7 +34,8 @@ func TestServiceMonitorAuthenticates(t *testing.T) {
 	}
 }
 
-// TestLabelsOfMonitoringWin catches labels with two equal keys. A Prometheus may select a label that the chart sets.
+// TestLabelsOfMonitoringWin catches labels with two equal keys. The labels of monitoring must replace labels of the chart,
+// because a Prometheus may select by such a label.
 func TestLabelsOfMonitoringWin(t *testing.T) {
 	const labels = "{enabled: true, labels: {app.kubernetes.io/part-of: a, team: b}}"
 	all := rendered(t, "{serviceMonitor: "+labels+", prometheusRule: "+labels+", grafanaDashboard: "+labels+"}")

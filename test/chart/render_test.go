@@ -48,7 +48,7 @@ func rendered(t *testing.T, values string) objects {
 }
 
 // TestServerSideApplyAcceptsEveryObject catches two equal keys in a map, and two entries with one key in a list, for
-// example of environment variables. Helm 4 applies on the server, which refuses them.
+// example of environment variables. Helm 4 uses server-side apply, which refuses such objects.
 func TestServerSideApplyAcceptsEveryObject(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	apply := func(document []byte) error {
@@ -64,7 +64,7 @@ func TestServerSideApplyAcceptsEveryObject(t *testing.T) {
 		documents := rendered(t, values)
 		for name, document := range documents {
 			if strings.HasPrefix(name, "ServiceMonitor ") || strings.HasPrefix(name, "PrometheusRule ") {
-				continue // TestMonitoringObjectsHaveKnownFields
+				continue // TestMonitoringObjectsHaveKnownFields checks these
 			}
 			if err := apply(document); err != nil {
 				t.Errorf("values %q, %s: %v", values, name, err)
@@ -121,7 +121,7 @@ func TestRunsOnEveryControlPlaneByDefault(t *testing.T) {
 	}
 }
 
-// It catches a pod that needs a pod network, cluster DNS or kube-proxy.
+// Catches a pod that needs a pod network, cluster DNS or kube-proxy.
 func TestNeedsNoPodNetwork(t *testing.T) {
 	pod := podOf(t, "")
 	if !pod.HostNetwork || pod.DNSPolicy != corev1.DNSDefault {
@@ -235,12 +235,12 @@ func TestProbesAskKubejoin(t *testing.T) {
 func TestKinds(t *testing.T) {
 	for _, c := range []struct{ values, want, not string }{
 		{"", "DaemonSet kubejoin", "Deployment kubejoin"},
-		// A budget for a DaemonSet would only fail: the API server cannot count its pods.
+		// A disruption budget for a DaemonSet cannot work: the API server cannot count the expected pods.
 		{"", "DaemonSet kubejoin", "PodDisruptionBudget kubejoin"},
 		{"kind: Deployment", "Deployment kubejoin", "DaemonSet kubejoin"},
 		{"kind: Deployment", "PodDisruptionBudget kubejoin", "Namespace kubejoin-system"},
 		{"{kind: Deployment, podDisruptionBudget: {enabled: false}}", "Deployment kubejoin", "PodDisruptionBudget kubejoin"},
-		// It would block a drain.
+		// With one replica, a disruption budget would block a drain.
 		{"{kind: Deployment, replicas: 1}", "Deployment kubejoin", "PodDisruptionBudget kubejoin"},
 		{"kind: None", "ClusterRole kubejoin", "DaemonSet kubejoin"},
 		{"kind: None", "ClusterRole kubejoin", "Deployment kubejoin"},
@@ -271,7 +271,7 @@ func keysOf(all objects) (names []string) {
 	return names
 }
 
-// Pods on the host network block each other's port, so an update that first starts the new pod never ends.
+// Pods on the host network need the same port. So an update that starts the new pod before it stops the old one never ends.
 func TestUpdatesFreeThePortFirst(t *testing.T) {
 	daemon := as[appsv1.DaemonSet](t, rendered(t, ""), "DaemonSet kubejoin").Spec.UpdateStrategy.RollingUpdate
 	deployment := as[appsv1.Deployment](t, rendered(t, "kind: Deployment"), "Deployment kubejoin").Spec.Strategy.RollingUpdate
@@ -300,7 +300,7 @@ func TestNetworkPolicyAllowsThePortsInUse(t *testing.T) {
 	if in.Ports[0].Port.IntVal != 8443 || in.From[0].IPBlock.CIDR != "10.0.0.0/8" {
 		t.Errorf("policy %v", policy)
 	}
-	for _, port := range []int32{443, 10250, 2379} { // the API server, and what serves with a CA that is replaced
+	for _, port := range []int32{443, 10250, 2379} { // the API server, and servers whose CA a rotation replaces
 		if !slices.ContainsFunc(out.Ports, func(p networkingv1.NetworkPolicyPort) bool { return p.Port.IntVal == port }) {
 			t.Errorf("no egress to port %d: %v", port, out)
 		}
@@ -320,7 +320,7 @@ func TestAccessBindsRoles(t *testing.T) {
 	}
 }
 
-// kubejoin itself has to accept the arguments. The kubeconfig stands in for the service account of a pod.
+// kubejoin itself must accept the arguments. A kubeconfig replaces the service account of a pod.
 func TestKubejoinAcceptsTheArguments(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "kubejoin")
 	output(t, "go", "build", "-o", mustAbs(t, program), "./cmd/kubejoin")
@@ -369,7 +369,7 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"{tokenLimits: a, mounts: [{path: /etc/kubejoin/config, secret: a}]}":      "mounts[0] has path /etc/kubejoin/config, where tokenLimits is",
 		"access: {viewers: [{kind: ServiceAccount, name: a}]}":                     `ServiceAccount "a" has no namespace`,
 		"{ca: {source: none}, flags: {tls-cert-file: a, tls-private-key-file: b}}": "csr-signer has no CA",
-		// the schema
+		// refused by the schema
 		"advertize: a:1":                    "advertize",
 		"advertise: join.example.com":       "advertise",
 		"flags: {listen: a}":                "listen",
@@ -390,11 +390,11 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"{kind: Deployment, replicas: 1, flags: {leader-elect: false}}", withoutCA,
 		"{signerConfig: a, mounts: [{path: /etc/kubejoin/ca, secret: a}]}", "{ca: {source: secret, secret: a}, mounts: [{path: /etc/kubejoin/config, secret: a}]}",
 	} {
-		rendered(t, values) // refuses no more than necessary
+		rendered(t, values) // must render: the chart must not refuse more than necessary
 	}
 }
 
-// managers is an API server with pods of kube-controller-manager.
+// managers is a fake API server with pods of kube-controller-manager.
 type managers []string
 
 func (m managers) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
@@ -457,14 +457,15 @@ func TestNotesNameTheAddressOfKubejoin(t *testing.T) {
 	}
 }
 
-// It catches a static pod that lacks what the pod of the chart has, or the other way round.
+// Catches a difference between the static pod and the pod of the chart.
 func TestStaticPodIsLikeThePodOfTheChart(t *testing.T) {
 	var static corev1.Pod
 	must(t, yaml.UnmarshalStrict(output(t, "go", "run", "./cmd/kubejoin", "manifest", "static-pod"), &static))
 	all := rendered(t, "service: {enabled: false}")
 	want := as[appsv1.DaemonSet](t, all, "DaemonSet kubejoin").Spec.Template
 	for _, p := range []*corev1.PodSpec{&static.Spec, &want.Spec} {
-		// A static pod has no service account, so it has a kubeconfig. The kubelet does not look at node selectors.
+		// Remove the intended differences. A static pod has a kubeconfig instead of a service account. It has no node
+		// selector, because the kubelet ignores it.
 		p.ServiceAccountName, p.NodeSelector = "", nil
 		p.Priority, p.PriorityClassName = nil, ""
 		c := &p.Containers[0]

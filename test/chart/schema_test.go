@@ -18,8 +18,8 @@ import (
 // supported are the oldest and the newest Kubernetes that kubejoin supports.
 var supported = []string{"1.35.4", "1.37.2"}
 
-// It catches a field that Kubernetes does not have, or has with another type. The schemas are those of the module of
-// Kubernetes, so the test needs no network beyond the module proxy.
+// Catches a field that Kubernetes does not have, or whose type differs. The schemas come from the Go module of Kubernetes,
+// so the test needs no other network access than the module proxy.
 func TestObjectsConformToTheOldestAndNewestKubernetes(t *testing.T) {
 	for _, version := range supported {
 		schemas := t.TempDir()
@@ -59,7 +59,7 @@ func writeSchemas(t *testing.T, dir, version string) {
 	must(t, json.Unmarshal(read(t, filepath.Join(module.Dir, "api/openapi-spec/swagger.json")), &api))
 	for _, definition := range api.Definitions {
 		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
-		if len(kinds) != 1 { // types such as DeleteOptions
+		if len(kinds) != 1 { // ignore types such as DeleteOptions
 			continue
 		}
 		kind := kinds[0].(map[string]any)
@@ -72,8 +72,8 @@ func writeSchemas(t *testing.T, dir, version string) {
 	}
 }
 
-// resolve replaces references by what they refer to, and makes objects refuse unknown fields. A type that refers to one of
-// the types around it, for example JSONSchemaProps, allows anything there.
+// resolve replaces references by the referenced types, and makes objects refuse unknown fields. A recursive reference, for
+// example in JSONSchemaProps, allows any value.
 func resolve(definitions map[string]map[string]any, part any, around []string) any {
 	switch part := part.(type) {
 	case []any:
@@ -84,7 +84,7 @@ func resolve(definitions map[string]map[string]any, part any, around []string) a
 		return list
 	case map[string]any:
 		if ref, found := part["$ref"].(string); found {
-			if strings.HasSuffix(ref, ".Quantity") { // the description has only the form that the API server writes
+			if strings.HasSuffix(ref, ".Quantity") { // the API description allows only the form that the API server writes
 				return map[string]any{"type": []string{"string", "number"}}
 			}
 			if slices.Contains(around, ref) {
@@ -123,7 +123,7 @@ func TestMonitoringObjectsHaveKnownFields(t *testing.T) {
 	}
 	groups := map[string]bool{}
 	for _, g := range rule.Spec.Groups {
-		groups[g.Name] = true // the key for server-side apply
+		groups[g.Name] = true // Name is the key of the list for server-side apply
 	}
 	if len(groups) != len(rule.Spec.Groups) || len(monitor.Spec.Endpoints) != 1 || len(rule.Spec.Groups) == 0 || len(rule.Spec.Groups[0].Rules) == 0 {
 		t.Errorf("got %v and %v, want an endpoint, rules, and groups with different names", monitor.Spec, rule.Spec)

@@ -12,25 +12,24 @@ import (
 	"time"
 )
 
-// An AuditLog is kube-apiserver's own record of the requests that reached it. It also has refused writes, which no watch
-// shows.
+// An AuditLog is kube-apiserver's own record of received requests. It also contains refused writes, which no watch shows.
 type AuditLog struct{ policy, file string }
 
-// NewAuditLog makes kube-apiserver record in dir what the rules of an audit policy select.
+// NewAuditLog makes kube-apiserver record in dir the requests that the rules of an audit policy select.
 func NewAuditLog(dir, rules string) (AuditLog, error) {
 	a := AuditLog{filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")}
 	return a, os.WriteFile(a.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n"+rules), 0o600)
 }
 
-// Flags are the flags of kube-apiserver. The log stays one file.
+// Flags returns the flags for kube-apiserver. The log is always one file, without rotation.
 func (a AuditLog) Flags() []string {
 	return []string{"--audit-policy-file=" + a.policy, "--audit-log-path=" + a.file, "--audit-log-maxsize=100000"}
 }
 
-// Content is what kube-apiserver recorded so far, one JSON document a line.
+// Content returns the log so far, one JSON document per line.
 func (a AuditLog) Content() ([]byte, error) { return os.ReadFile(a.file) }
 
-// A Call is a request to kube-apiserver, as an audit.k8s.io/v1 log has it.
+// A Call is a request to kube-apiserver, in the form of an audit.k8s.io/v1 log.
 type Call struct {
 	Verb, RequestURI, UserAgent string
 	RequestReceivedTimestamp    time.Time
@@ -40,8 +39,8 @@ type Call struct {
 	ResponseStatus              struct{ Code int }
 }
 
-// Calls yields what kube-apiserver recorded so far, without a last line that is not complete yet. A line that a killed
-// kube-apiserver has cut off yields an error.
+// Calls yields the recorded requests so far. It ignores an incomplete last line. For an earlier incomplete line, which a
+// killed kube-apiserver leaves, it yields an error.
 func (a AuditLog) Calls() iter.Seq2[Call, error] {
 	return func(yield func(Call, error) bool) {
 		file, err := os.Open(a.file)

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// TestAuditLogYieldsWholeLines catches calls that a line without its end makes up, and a cut line that hides later ones.
+// TestAuditLogYieldsWholeLines catches a wrong call from an incomplete line, and a cut line that hides later lines.
 func TestAuditLogYieldsWholeLines(t *testing.T) {
 	dir := t.TempDir()
 	log := must.Value(cluster.NewAuditLog(dir, "- level: None\n"))(t)

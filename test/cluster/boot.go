@@ -34,8 +34,8 @@ func (c *Cluster) Boot(name string, withKubeadm bool, command ...string) (*Node,
 		}
 		return c.startNode(name, dir, "boot", slices.Clone(command))
 	}
-	// The wrapper logs the arguments of kubeadm and adds the settings of the harness. With --config it adds them
-	// to the file, because kubeadm does not accept --config with these flags.
+	// The wrapper logs the arguments of kubeadm and adds flags of the harness. With --config, it adds the settings to the
+	// file instead, because kubeadm does not accept these flags with --config.
 	kubeadm := fmt.Sprintf(`#!/bin/sh
 printf '%%s\n' "$*" >>'%[1]s/kubeadm.args'
 more='--cri-socket=unix://%[1]s/cri.sock --patches=%[1]s/patches'

@@ -18,22 +18,23 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// A module is a nested module that pins programs which the tests run. They are built into its folder bin.
+// A module is a nested module that pins programs which the tests run. [Build] and similar functions build them into its
+// folder bin.
 type module struct {
 	name     string    // below test
-	modfile  string    // go.mod, or another with the same imports
-	bin      string    // where the programs are, below its folder
-	programs []program // in the order of their builds
-	sources  []string  // files of its own programs
-	flags    []string  // of go build
+	modfile  string    // go.mod, or another module file with the same imports
+	bin      string    // folder of the programs, relative to the module
+	programs []program // in build order
+	sources  []string  // source files of the module's own programs
+	flags    []string  // flags for go build
 }
 
 type program struct{ name, pkg string }
 
-// kube has the components of one version of Kubernetes. kubeadm comes first, because it compiles the code that most of
-// the others share.
+// kube has the components of one version of Kubernetes. kubeadm comes first, because its build compiles the code that most
+// other programs share.
 func kube(p pin) module {
-	// Without its version, kubeadm does not work.
+	// kubeadm does not work without a version.
 	const x = " -X k8s.io/component-base/version."
 	v := version.MustParseGeneric(p.version)
 	m := module{
@@ -61,7 +62,7 @@ func kube(p pin) module {
 	return m
 }
 
-// containers has the container runtime of whole clusters.
+// containers has the container runtime for the clusters of package kubeadm.
 var containers = module{
 	name:    "containers",
 	modfile: "go.mod",
@@ -76,8 +77,8 @@ var containers = module{
 	flags:   []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"},
 }
 
-// specs has Kubernetes' own specs of bootstrap tokens and certificate requests. They are those of 1.36, the last version
-// that has all of them, whatever version runs.
+// specs has Kubernetes' own specs of bootstrap tokens and certificate requests. The tests use the specs of 1.36, the last
+// version that has all of them, with each version of Kubernetes.
 var specs = module{
 	name:     "specs",
 	modfile:  "go.mod",
@@ -109,8 +110,8 @@ func Build(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return kube(p).build(ctx, progress)
 }
 
-// BuildEtcd is like [Build], but builds only etcd, and returns the path of the program. It returns the etcd of Build if that
-// exists.
+// BuildEtcd is like [Build], but builds only etcd, and returns the path of the program. If Build has already built etcd, it
+// returns that program.
 func BuildEtcd(ctx context.Context, progress io.Writer) (file string, err error) {
 	p, err := choose(os.Getenv(VersionVariable))
 	if err != nil {
@@ -135,17 +136,17 @@ func BuildEtcd(ctx context.Context, progress io.Writer) (file string, err error)
 	return filepath.Join(dir, "etcd"), err
 }
 
-// BuildContainers is [Build] of containerd and the other programs in test/containers.
+// BuildContainers is [Build] for containerd and the other programs in test/containers.
 func BuildContainers(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return containers.build(ctx, progress)
 }
 
-// BuildSpecs is [Build] of Kubernetes' own specs.
+// BuildSpecs is [Build] for Kubernetes' own specs.
 func BuildSpecs(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return specs.build(ctx, progress)
 }
 
-// BuildEtcdctl is [Build] of etcdctl.
+// BuildEtcdctl is [Build] for etcdctl.
 func BuildEtcdctl(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return etcdctl.build(ctx, progress)
 }
@@ -175,7 +176,7 @@ func (m module) build(ctx context.Context, progress io.Writer) (dir string, err 
 		return "", err
 	}
 	defer unlock()
-	if m.built(dir, stamp) { // by the process that held the lock
+	if m.built(dir, stamp) { // the process that held the lock before has built the programs
 		return dir, nil
 	}
 	for i, p := range m.programs {
@@ -253,7 +254,7 @@ func lock(ctx context.Context, path string, progress io.Writer) (unlock func(), 
 	}
 }
 
-// pause waits for d. It returns the cause if ctx ends before.
+// pause waits for d. If ctx ends before, it returns the cause.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

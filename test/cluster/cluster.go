@@ -26,11 +26,11 @@ const (
 	// Kubeadm is everything that a join needs: kubeadm-config, kubelet-config, the RBAC for
 	// bootstrap tokens and an unsigned cluster-info. There is no token yet.
 	Kubeadm Setup = iota
-	// WithoutClusterInfo is Kubeadm without cluster-info and the RBAC that makes it public.
+	// WithoutClusterInfo is like Kubeadm, but without cluster-info and the RBAC that makes it public.
 	WithoutClusterInfo
 )
 
-// Options are the options of a control plane. With zero Options it is set up as by kubeadm.
+// Options are the options of a control plane. With zero Options, it is set up as kubeadm would.
 type Options struct {
 	// Setup selects the objects in the cluster.
 	Setup Setup
@@ -38,8 +38,8 @@ type Options struct {
 	AnonymousOff bool
 	// ServerTLSBootstrap makes kubelets request serving certificates. kubeadm's default is false.
 	ServerTLSBootstrap bool
-	// KubeletAddress is where kubelets listen. Empty is 127.0.0.1, where kube-apiserver cannot reach them:
-	// it connects to the address that a Node reports.
+	// KubeletAddress is the address on which kubelets listen. Empty means 127.0.0.1. kube-apiserver cannot reach kubelets
+	// there, because it connects to the address that a Node reports.
 	KubeletAddress string
 	// TrustedHosts makes machines trust the cluster CA for all HTTPS, as if an operator had installed it in
 	// /etc/ssl.
@@ -58,7 +58,7 @@ type Cluster struct {
 	Bin string
 	// Version is the Kubernetes version, for example "v1.37.2".
 	Version string
-	// Address is where kube-apiserver listens: "127.0.0.1:PORT".
+	// Address is the address of kube-apiserver: "127.0.0.1:PORT".
 	Address string
 
 	options    Options
@@ -186,8 +186,8 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return run(ctx, env, filepath.Join(c.Bin, "kubectl"), args...)
 }
 
-// StartProcess starts a program that [Cluster.Close] kills. Its log is with those of the components, under the
-// name given.
+// StartProcess starts a program that [Cluster.Close] kills. Its log is in the same folder as the logs of the components,
+// and has the given name.
 func (c *Cluster) StartProcess(name string, cmd *exec.Cmd) (*Process, error) {
 	p, err := StartProcess(name, c.logFile(name), cmd)
 	if err != nil {

@@ -46,14 +46,14 @@ func (c *Cluster) startEtcd() error {
 		"--peer-trusted-ca-file="+c.pki("etcd/ca.crt"),
 		"--peer-cert-file="+c.pki("etcd/peer.crt"),
 		"--peer-key-file="+c.pki("etcd/peer.key"),
-		"--unsafe-no-fsync", // Close removes the data anyway
+		"--unsafe-no-fsync", // no fsync: Close removes the data anyway
 		"--logger=zap", "--log-level=warn",
 	))
 	return err
 }
 
-// anonymousOff allows anonymous requests only to these three paths, for the health checks of load balancers and
-// of kubeadm's static pods.
+// anonymousOff allows anonymous requests only to the three paths that load balancers and kubeadm's static pods use for
+// health checks.
 const anonymousOff = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 anonymous:

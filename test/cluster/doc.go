@@ -2,7 +2,6 @@
 // real kubeadm and the real kubelet. Each node has its own mount and PID namespaces. Package cluster
 // does not run kubejoin: the tests and the demo start kubejoin beside it.
 //
-// [Build] builds the programs once. [Start] runs etcd and kube-apiserver. [ForTest] and [Shared] do
-// both in a test. [Cluster.StartKCM] starts kube-controller-manager. [Cluster.Join] needs root, see
-// [NeedRoot].
+// [Build] builds the programs once. [Start] runs etcd and kube-apiserver. In tests, [ForTest] and [Shared] build and start.
+// [Cluster.StartKCM] starts kube-controller-manager. [Cluster.Join] needs root, see [NeedRoot].
 package cluster

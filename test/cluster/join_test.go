@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// Nodes join with kube-controller-manager and without kubejoin. Catches a harness that differs from a real cluster.
+// Nodes join with kube-controller-manager, without kubejoin. Catches a harness that differs from a real cluster.
 func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{ServerTLSBootstrap: true})
@@ -80,7 +80,7 @@ func joinArgs(t *testing.T, c *cluster.Cluster) []string {
 func TestJoinArgs(t *testing.T) {
 	tests := map[string]struct {
 		line string
-		want string // joined by |; none is an error
+		want string // arguments joined by |; empty: an error
 	}{
 		"a worker's line":  {"kubeadm join h:1 --token t --discovery-token-ca-cert-hash sha256:ab \n", "h:1|--token|t|--discovery-token-ca-cert-hash|sha256:ab"},
 		"empty":            {"", ""},

@@ -14,14 +14,14 @@ import (
 	"strings"
 )
 
-// JoinControllers is a value of kube-controller-manager's --controllers: only those that a joining node
-// needs in a cluster of kubeadm.
+// JoinControllers is a value for kube-controller-manager's --controllers: only the controllers that a joining node needs in
+// a kubeadm cluster.
 const JoinControllers = "bootstrap-signer-controller,token-cleaner-controller," +
 	"certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller," +
 	"certificatesigningrequest-cleaner-controller"
 
-// StartKCM starts a kube-controller-manager that signs with the cluster CA, and waits until it is healthy.
-// It runs [JoinControllers] by default. The flags given come last, so they may override --controllers.
+// StartKCM starts a kube-controller-manager that signs with the cluster CA, and waits until it is healthy. It runs
+// [JoinControllers] by default. flags come last, so they can override --controllers.
 func (c *Cluster) StartKCM(ctx context.Context, flags ...string) (*Process, error) {
 	port, err := FreePort()
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Cluster) StartKCM(ctx context.Context, flags ...string) (*Process, erro
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready after %v", startTimeout))
 	defer cancel()
-	// Its serving certificate is self-signed, and this client only requests its health.
+	// Do not verify the self-signed serving certificate: this client only requests /healthz.
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 		DisableKeepAlives: true,

@@ -23,14 +23,14 @@ var nodeScript string
 // namespaces. [Cluster.Close] stops it.
 type Node struct {
 	Name string
-	// KubeadmLog and KubeletLog are the paths of their logs.
+	// KubeadmLog and KubeletLog are the paths of the logs of kubeadm and the kubelet.
 	KubeadmLog, KubeletLog string
 
 	bin, dir string
 	machine  *Process
 }
 
-// JoinArgs returns the arguments after kubeadm join in a join command, as kubeadm and kubejoin print it.
+// JoinArgs returns the arguments after kubeadm join in a join command of kubeadm or kubejoin.
 func JoinArgs(line string) ([]string, error) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[0] != "kubeadm" || words[1] != "join" {
@@ -40,8 +40,8 @@ func JoinArgs(line string) ([]string, error) {
 	return words[2:], nil
 }
 
-// Join runs 'kubeadm join' with the arguments given and a kubelet. It returns when kubeadm has succeeded and
-// the kubelet has registered its Node, after about two seconds. It needs root.
+// Join runs 'kubeadm join' with args, and a kubelet. It returns when kubeadm has succeeded and the kubelet has registered
+// its Node, after about two seconds. It needs root.
 //
 // If Join fails, it stops the machine, and the error contains the end of both logs. Use [Cluster.StartNode]
 // for a join that is expected to fail or to wait.
@@ -63,7 +63,7 @@ func (c *Cluster) StartNode(name string, args []string) (*Node, error) {
 }
 
 // StartNodeWith is [Cluster.StartNode] for a machine that has /etc/kubernetes/kubelet.conf before it joins. kubeadm calls
-// this custom kubelet credentials. Nil leaves it to TLS bootstrap.
+// this custom kubelet credentials. If kubeletConf is nil, the kubelet uses TLS bootstrap.
 func (c *Cluster) StartNodeWith(name string, kubeletConf []byte, args []string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
@@ -83,8 +83,8 @@ func (c *Cluster) StartNodeWith(name string, kubeletConf []byte, args []string) 
 // StartKubelet starts a machine with a kubelet and a bootstrap kubeconfig but no kubeadm, like an installation
 // from binaries. It does not wait, and needs root.
 //
-// A kubelet before Kubernetes 1.38 makes keys on P-256 only. With keyPEM, its client certificate has this key, and it does
-// not renew it.
+// A kubelet before Kubernetes 1.38 makes only keys on P-256. With keyPEM, the kubelet uses this key for its client
+// certificate, and does not renew the certificate.
 func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string, keyPEM []byte) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
@@ -156,8 +156,8 @@ func machineCommand(bin, dir string, args []string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// writeKubeletPatch writes a patch with which several kubelets run on this machine and do not change it.
-// kubeadm applies it to the kubelet configuration from the cluster, with --patches.
+// writeKubeletPatch writes a patch that lets several kubelets run on the host without changing it. kubeadm applies it to
+// the kubelet configuration from the cluster, with --patches.
 func (c *Cluster) writeKubeletPatch(dir string) error {
 	patch, err := c.kubeletSettings()
 	if err != nil {
@@ -233,7 +233,7 @@ func (n *Node) WaitKubelet(ctx context.Context, text string) error {
 	return nil
 }
 
-// Output returns what kubeadm has printed.
+// Output returns the output of kubeadm so far.
 func (n *Node) Output() string {
 	data, err := os.ReadFile(n.KubeadmLog)
 	if err != nil {
@@ -246,7 +246,7 @@ func (n *Node) Output() string {
 func (n *Node) ReadFile(path string) ([]byte, error) {
 	root := fmt.Sprintf("/proc/%d/root", n.machine.PID())
 	for range 10 {
-		// The kernel would resolve an absolute link in this machine's root.
+		// Resolve links here: the kernel would resolve an absolute link in the root of the host.
 		target, err := os.Readlink(root + path)
 		if errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrNotExist) {
 			break

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// FreePort returns ports from blocks. A process reserves a block by listening on its first port until it ends.
-// This prevents conflicts between test processes: a server starts only after FreePort has found its port free.
+// FreePort returns ports from blocks. A process reserves a block by listening on the first port of the block until the
+// process ends. Without blocks, another test process could take a port between FreePort and the start of the server.
 const (
 	firstPort = 20000
 	lastPort  = 31999
@@ -18,13 +18,13 @@ const (
 var ports = struct {
 	sync.Mutex
 	next, end int            // the unused part of the block
-	nextBlock int            // where the search for the next block continues
+	nextBlock int            // start of the search for the next block
 	held      []net.Listener // never closed
 }{nextBlock: firstPort}
 
-// FreePort returns a free port. No other call returns the same port, in this or another process. The port is
-// below 32768, where the range for outgoing connections begins on Linux. In that range, a client that retries
-// while the server is stopped could take the port or connect to itself.
+// FreePort returns a free port. No other call returns the same port, in this or another process. The port is below 32768,
+// where the range for outgoing connections begins on Linux. In that range, a client that retries while the server is
+// stopped could use the server's port as its own, and connect to itself.
 func FreePort() (int, error) {
 	ports.Lock()
 	defer ports.Unlock()

@@ -14,7 +14,7 @@ import (
 
 const askForPorts = "KUBEJOIN_TEST_ASK_FOR_PORTS"
 
-// Catches a port that FreePort returns twice, in one process or in two, before anything listens on it.
+// Catches a port that FreePort returns twice, in one process or in two, before a server listens on it.
 func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	const each = 250
 	if os.Getenv(askForPorts) != "" {

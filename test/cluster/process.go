@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// A Process is a program that this one started. On Linux it never outlives this program.
+// A Process is a program that this program has started. On Linux, it ends at the latest with this program.
 type Process struct {
-	// Name is its name in errors.
+	// Name is the name of the process in errors.
 	Name string
-	// LogFile is the path of its log: standard output and standard error.
+	// LogFile is the path of the log with standard output and standard error.
 	LogFile string
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended
-	err  error         // of Wait; read after done
+	err  error         // error of Wait; read it only after done is closed
 }
 
 // StartProcess starts cmd and appends its output to logFile. cmd leads its own process group, so that a Ctrl-C
@@ -86,15 +86,15 @@ func (p *Process) Signal(s syscall.Signal) error {
 	return syscall.Kill(-p.PID(), s)
 }
 
-// Stop sends SIGTERM to the process group, waits up to grace until the process has ended, and then sends SIGKILL.
-// With zero grace it sends only SIGKILL. It returns when the process has ended. If it ended before, or is nil,
+// Stop sends SIGTERM to the process group, waits up to grace until the process has ended, and then sends SIGKILL. With zero
+// grace, it sends only SIGKILL. Stop returns when the process has ended. If the process has already ended, or p is nil,
 // Stop does nothing.
 func (p *Process) Stop(grace time.Duration) {
 	if p == nil {
 		return
 	}
 	select {
-	case <-p.done: // another process may have its ID now
+	case <-p.done: // do not signal: another process may have its ID now
 		return
 	default:
 	}
@@ -109,7 +109,7 @@ func (p *Process) Stop(grace time.Duration) {
 	<-p.done
 }
 
-// Log returns what the process has printed so far.
+// Log returns the output of the process so far.
 func (p *Process) Log() string {
 	data, err := os.ReadFile(p.LogFile)
 	if err != nil {

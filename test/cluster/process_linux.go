@@ -2,8 +2,8 @@ package cluster
 
 import "syscall"
 
-// ownGroup makes a process the leader of its own group. The kernel kills it when this program ends, however it
-// ends.
+// ownGroup makes a process the leader of its own group. The kernel kills the process when this program ends, even if this
+// program is killed.
 func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	if attr == nil {
 		attr = new(syscall.SysProcAttr)

@@ -16,5 +16,5 @@ func ownGroup(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 // ownNamespaces returns nil: namespaces, and the kubelet that needs them, exist only on Linux.
 func ownNamespaces() *syscall.SysProcAttr { return nil }
 
-// MachineNamespaces returns nil, as ownNamespaces.
+// MachineNamespaces returns nil, like ownNamespaces.
 func MachineNamespaces() *syscall.SysProcAttr { return nil }

@@ -13,20 +13,20 @@ type Proxy struct {
 	listener net.Listener
 	to       string
 	dialer   net.Dialer
-	whole    context.Context // until Close
+	whole    context.Context // ends with Close
 	end      context.CancelFunc
 	passing  sync.WaitGroup
 	delay    atomic.Int64 // nanoseconds
 
 	mu       sync.Mutex
-	now      context.Context // until Cut
+	now      context.Context // ends with Cut
 	cut      context.CancelFunc
-	silenced chan struct{} // closed for the connections that are silenced
-	moving   chan struct{} // open while all connections stall
+	silenced chan struct{} // closed to silence the open connections
+	moving   chan struct{} // not closed while all connections stall
 }
 
-// NewProxy listens on a free port of 127.0.0.1. Its connections to the other address come from the address from, or
-// if from is nil, from any.
+// NewProxy listens on a free port of 127.0.0.1. Its own outgoing connections come from the address from. If from is nil,
+// they come from any address.
 func NewProxy(to string, from net.IP) (*Proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *Proxy) pass(c net.Conn) {
 				}
 				select {
 				case <-silenced:
-					<-ctx.Done() // neither forward nor close
+					<-ctx.Done() // keep the connection open, but forward nothing
 					return
 				default:
 				}
@@ -103,8 +103,8 @@ func (p *Proxy) pass(c net.Conn) {
 	ways.Wait()
 }
 
-// Silence silences all open connections: the proxy then forwards and closes nothing, like a load balancer whose back end
-// lost power. New connections work.
+// Silence silences all open connections: the proxy keeps them open but forwards nothing, like a load balancer whose back
+// end has lost power. New connections work.
 func (p *Proxy) Silence() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,8 +112,8 @@ func (p *Proxy) Silence() {
 	p.silenced = make(chan struct{})
 }
 
-// Stall holds all connections, also new ones, until resume is called. They then deliver what they hold, as TCP does
-// after a partition of the network.
+// Stall delays all data of open and new connections until resume is called. Then the proxy delivers the data, as TCP does
+// after a network partition.
 func (p *Proxy) Stall() (resume func()) {
 	moving := make(chan struct{})
 	p.mu.Lock()
@@ -136,7 +136,7 @@ func (p *Proxy) connect() {
 	p.now, p.cut = context.WithCancel(p.whole)
 }
 
-// Delay delays what is sent in both directions, until resume is called.
+// Delay delays data in both directions, until resume is called.
 func (p *Proxy) Delay(by time.Duration) (resume func()) {
 	p.delay.Store(int64(by))
 	return func() { p.delay.Store(0) }

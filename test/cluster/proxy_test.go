@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// TestStalledProxyDeliversLater catches a partition that lets something through, or that loses what was sent meanwhile.
+// TestStalledProxyDeliversLater catches a stalled proxy that delivers data too early, or that loses data.
 func TestStalledProxyDeliversLater(t *testing.T) {
 	echo := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = echo.Close() }()

@@ -37,7 +37,7 @@ func (n *Node) kubelet() (int, error) {
 	return 0, errors.New("no kubelet runs")
 }
 
-// StopKubelet kills the kubelet. It stays off until [Node.StartKubelet].
+// StopKubelet kills the kubelet. It does not run again before [Node.StartKubelet].
 func (n *Node) StopKubelet() error {
 	if err := os.WriteFile(filepath.Join(n.dir, "kubelet.off"), nil, 0o600); err != nil {
 		return err
@@ -50,11 +50,11 @@ func (n *Node) StopKubelet() error {
 	return nil
 }
 
-// StartKubelet lets the kubelet run again. It restarts whenever it ends, as with systemd.
+// StartKubelet lets the kubelet run again. From then on, the kubelet restarts whenever it ends, as with systemd.
 func (n *Node) StartKubelet() error { return os.Remove(filepath.Join(n.dir, "kubelet.off")) }
 
-// Run runs a command on the machine and returns its output and exit code. The files of the host are there, except those
-// of Kubernetes.
+// Run runs a command on the machine and returns its output and exit code. The machine has the files of the host, except the
+// files of Kubernetes.
 func (n *Node) Run(ctx context.Context, command ...string) (output string, code int, err error) {
 	inside := []string{"--target", strconv.Itoa(n.machine.PID()), "--mount", "--pid"}
 	out, err := exec.CommandContext(ctx, "nsenter", slices.Concat(inside, command)...).CombinedOutput()
@@ -65,8 +65,8 @@ func (n *Node) Run(ctx context.Context, command ...string) (output string, code 
 	return string(out), 0, err
 }
 
-// Reset stops the kubelet, which kubeadm does with systemd, and runs 'kubeadm reset'. It returns the output of
-// kubeadm. The kubelet restarts when [Node.Rejoin] has written its flags.
+// Reset stops the kubelet, because kubeadm can stop it only through systemd. Then it runs 'kubeadm reset' and returns the
+// output. The kubelet restarts when [Node.Rejoin] has written its flags.
 func (n *Node) Reset(ctx context.Context) (output string, err error) {
 	if err := n.StopKubelet(); err != nil {
 		return "", err
@@ -91,7 +91,7 @@ func (n *Node) kubeadm(ctx context.Context, args ...string) (output string, err 
 	defer log.Close()
 	inside := []string{"--target", strconv.Itoa(n.machine.PID()), "--mount", "--pid", filepath.Join(n.bin, "kubeadm")}
 	cmd := exec.Command("nsenter", slices.Concat(inside, args)...)
-	// As in node.sh, the PATH has no systemctl.
+	// As in node.sh, PATH contains no systemctl.
 	cmd.Env = []string{"PATH=" + n.bin, "HOME=" + n.dir}
 	p, err := StartProcess("kubeadm of "+n.Name, log.Name(), cmd)
 	if err != nil {

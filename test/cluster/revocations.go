@@ -22,8 +22,8 @@ func Revocations(n int, since time.Time) (entries []revocation.Entry) {
 	return entries
 }
 
-// WriteRevocations replaces all revocations in the cluster. It writes the ConfigMaps itself, one request for each, because
-// kubejoin makes a request for each entry. Without entries it deletes the ConfigMaps.
+// WriteRevocations replaces all revocations in the cluster. It writes the ConfigMaps itself, with one request per
+// ConfigMap, because kubejoin needs one request per entry. Without entries, it deletes the ConfigMaps.
 func (c *Cluster) WriteRevocations(ctx context.Context, entries []revocation.Entry) error {
 	var shards [configmaps.Shards]map[string]string
 	for i := range shards {

@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// advertiseAddress is a documentation address (RFC 5737), because kubeadm refuses a loopback address. It is in
-// certificates and kubeconfigs, but nothing connects to it.
+// advertiseAddress is a documentation address (RFC 5737), because kubeadm refuses a loopback address. It occurs in
+// certificates and kubeconfigs, but no program connects to it.
 const advertiseAddress = "192.0.2.10"
 
 // The two configurations differ in certificatesDir. kubeadm writes certificates to the cluster's folder, but
@@ -26,8 +26,8 @@ const (
 
 func (c *Cluster) writeConfigs() error {
 	for name, certificates := range map[string]string{initConfig: c.pki(""), uploadConfig: "/etc/kubernetes/pki"} {
-		// With the version set, kubeadm does not request it from the internet. With the socket set, it does not
-		// look for one.
+		// The version is set, so that kubeadm does not request it from the internet. The socket is set, so that kubeadm
+		// does not look for one.
 		config := fmt.Sprintf(`apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint:
@@ -85,7 +85,7 @@ func (c *Cluster) setUp(ctx context.Context) error {
 	if _, err := c.kubeadm(ctx, append([]string{"init", "phase", "bootstrap-token", "--skip-token-print"}, files...)...); err != nil {
 		return err
 	}
-	// kubeadm 1.35.4 does not create it. The certificates of control planes that a later kubeadm makes need it.
+	// kubeadm 1.35.4 does not create this binding. Certificates that a later kubeadm makes for control planes need it.
 	if err := ignoreExists(c.clientset.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:apiserver-kubelet-client"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:kubelet-api-admin"},
@@ -93,7 +93,7 @@ func (c *Cluster) setUp(ctx context.Context) error {
 	}, metav1.CreateOptions{})); err != nil {
 		return err
 	}
-	// kubeadm always creates a token.
+	// kubeadm always creates a token, so delete it.
 	err = c.clientset.CoreV1().Secrets("kube-system").Delete(ctx, "bootstrap-token-"+c.setupToken.ID(), metav1.DeleteOptions{})
 	if err != nil || c.options.Setup == Kubeadm {
 		return err

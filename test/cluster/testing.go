@@ -67,7 +67,7 @@ func Shared(t testing.TB) *Cluster {
 		t.Fatal("cluster.Shared: the package needs 'func TestMain(m *testing.M) { cluster.Main(m) }'")
 	}
 	if shared.cluster == nil && shared.err == nil {
-		// Not the test's context: the cluster outlives it.
+		// Do not use the context of the test, because the cluster runs longer than this test.
 		shared.cluster, shared.err = Start(context.Background(), Options{Progress: t.Output()})
 	}
 	if shared.err != nil {
@@ -87,5 +87,5 @@ func Shared(t testing.TB) *Cluster {
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	need.Long(t)
-	need.Root(t) // for mount namespaces
+	need.Root(t) // joins need mount namespaces
 }

@@ -9,15 +9,16 @@ import (
 	"time"
 )
 
-// ticks is USER_HZ, the unit of process times in Linux, per second. It is 100 on every architecture that Go supports.
+// ticks is USER_HZ, the number of clock ticks per second in Linux' process times. It is 100 on every architecture that Go
+// supports.
 const ticks = 100
 
 // A Stat has some fields of /proc/PID/stat (proc_pid_stat(5)).
 type Stat struct {
 	Name    string
 	Parent  int
-	CPU     time.Duration // user and system
-	Started time.Duration // since boot
+	CPU     time.Duration // user and system time
+	Started time.Duration // time from boot to start
 }
 
 // ReadStat returns the Stat of a process. It needs the /proc of Linux.
@@ -49,7 +50,7 @@ func ReadStat(pid int) (Stat, error) {
 	}, err
 }
 
-// CPU returns the processor time of the process, user and system, also after it has ended.
+// CPU returns the CPU time of the process, user and system. It also works after the process has ended.
 func (p *Process) CPU() (time.Duration, error) {
 	select {
 	case <-p.done:
@@ -60,7 +61,7 @@ func (p *Process) CPU() (time.Duration, error) {
 	}
 }
 
-// CPU returns the processor time of the processes of the cluster, by name. Processes of the same name are added up.
+// CPU returns the CPU time of the cluster's processes, by name. It adds up processes with the same name.
 func (c *Cluster) CPU() (map[string]time.Duration, error) {
 	c.processes.mu.Lock()
 	defer c.processes.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// VersionVariable is the environment variable that chooses the Kubernetes version of the tests, for example "1.35.4".
-// Empty is the newest.
+// VersionVariable is the environment variable that chooses the Kubernetes version of the tests, for example "1.35.4". Empty
+// means the newest.
 const VersionVariable = "KUBE"
 
 // A pin is a Kubernetes version that test/kube pins.
@@ -33,7 +33,8 @@ func Versions() ([]string, error) {
 
 var kubeRequirement = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes v(\d+\.\d+\.\d+\S*)`)
 
-// pins returns the pinned versions, the oldest first. go.mod has the newest, and go.VERSION.mod each other.
+// pins returns the pinned versions, the oldest first. go.mod has the newest version, and a file go.VERSION.mod has each
+// other version.
 func pins() ([]pin, error) {
 	root, err := Repository()
 	if err != nil {
@@ -70,7 +71,7 @@ func pins() ([]pin, error) {
 	return pins, nil
 }
 
-// choose returns the version with this number, or the newest if it is empty.
+// choose returns the version with this number, or the newest version if number is empty.
 func choose(number string) (pin, error) {
 	pins, err := pins()
 	if err != nil {

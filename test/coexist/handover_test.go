@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestKubeControllerManagerLeavesWorkToKubejoin applies each patch of deploy/kubeadm. It catches a patch that kubeadm
-// does not apply, or that switches off more or less of kube-controller-manager than documented.
+// TestKubeControllerManagerLeavesWorkToKubejoin applies each patch of deploy/kubeadm. It catches a patch that kubeadm does
+// not apply, or that switches off other parts of kube-controller-manager than documented.
 func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
@@ -38,9 +38,9 @@ func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
 	for _, test := range []struct {
 		name, patches, config string
 		approves              bool
-		signs                 []string // of the signers
+		signs                 []string // signers that kube-controller-manager still serves
 		publishes             bool     // kube-controller-manager signs cluster-info
-		off                   []string // controllers that are off
+		off                   []string // controllers that are switched off
 	}{
 		{name: "kubeadm-default", approves: true, signs: all, publishes: true},
 		{
@@ -129,7 +129,7 @@ func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
 			if len(test.off) == 0 {
 				return
 			}
-			// kubejoin does the work that kube-controller-manager left.
+			// kubejoin does the work that kube-controller-manager no longer does.
 			s.Start(t)
 			s.WaitIssued(t, waiting)
 			for i := range all {
@@ -177,7 +177,7 @@ func controllerManager(t *testing.T, s *harness.Site, patches, config string) *c
 	return pod
 }
 
-// withLocalFiles replaces kubeadm's paths in flags with those of this cluster.
+// withLocalFiles replaces kubeadm's paths in flags by the paths of this cluster.
 func withLocalFiles(flags []string, s *harness.Site) []string {
 	files := strings.NewReplacer("/etc/kubernetes/pki/", filepath.Join(s.Dir, "pki")+"/", "/etc/kubernetes/", s.Dir+"/")
 	all := make([]string, len(flags))

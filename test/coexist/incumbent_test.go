@@ -20,14 +20,14 @@ import (
 )
 
 // TestNodesJoinWithBothControllersActive runs the controllers of kube-controller-manager and of kubejoin together. It
-// catches two writers that overwrite each other without end, and requests that are approved or issued twice.
+// catches two writers that overwrite each other endlessly, and requests that are approved or issued twice.
 func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	s := harness.NewSite(t, cluster.Options{})
 	must.Value(s.StartKCM(t.Context()))(t)
 	args, token := s.JoinArgs(t, "")
-	if _, err := s.JoinCommand(t, "?ttl=10s"); err != nil { // expires during the test
+	if _, err := s.JoinCommand(t, "?ttl=10s"); err != nil { // this token expires during the test
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -41,7 +41,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	if len(info) != 1 || info[clusterinfo.SignatureKey(token.ID())] == "" {
 		t.Errorf("cluster-info has keys %q, want only the signature of token %s", slices.Sorted(maps.Keys(info)), token.ID())
 	}
-	// One of the two signers issued each request once.
+	// For each request, one of the two signers must have issued one certificate.
 	list := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{}))(t)
 	for _, r := range list.Items {
 		approved := 0
@@ -108,8 +108,8 @@ func TestReportsCertificatesOfOtherSigner(t *testing.T) {
 	s.WaitClusterInfoUnchanged(t)
 }
 
-// TestJoinCommandFailsWithoutBootstrapSigner catches a join command that cannot work because nobody signs cluster-info,
-// and a token that stays behind.
+// TestJoinCommandFailsWithoutBootstrapSigner catches a join command that cannot work because nobody signs cluster-info, and
+// a token that is not deleted.
 func TestJoinCommandFailsWithoutBootstrapSigner(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{}, "--controllers=*,-bootstrap-signer")

@@ -1,4 +1,4 @@
-// Package coexist tests kubejoin beside kube-controller-manager and beside others who edit cluster-info and token Secrets.
+// Package coexist tests kubejoin beside kube-controller-manager, and beside other writers of cluster-info and token Secrets.
 package coexist
 
 import (

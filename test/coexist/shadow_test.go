@@ -60,7 +60,7 @@ func TestShadowLogsDecisionsAndWritesNothing(t *testing.T) {
 	}
 	claims := must.Value(s.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(t.Context(), metav1.ListOptions{}))(t)
 	for _, c := range claims.Items {
-		if c.Name != "kubejoin" { // the Lease of leader election
+		if c.Name != "kubejoin" { // ignore the Lease for leader election
 			t.Errorf("got claim %s, want none", c.Name)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // TestKubernetesSpecs runs the specs of Kubernetes' end-to-end tests about bootstrap tokens and certificate requests.
-// kubejoin has these jobs; kube-controller-manager only does what every namespace needs.
+// kubejoin does these jobs. kube-controller-manager only runs the controllers that every namespace needs.
 func TestKubernetesSpecs(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
@@ -38,7 +38,7 @@ func TestKubernetesSpecs(t *testing.T) {
 	if ran == nil {
 		t.Fatalf("got no summary:\n%s", output)
 	}
-	// Three about signing, two about the cleaner, two about the API of certificate requests.
+	// Three specs are about signing, two about the cleaner, and two about the API of certificate requests.
 	if n, _ := strconv.Atoi(string(ran[1])); n != 7 {
 		t.Errorf("%d specs ran, want 7:\n%s", n, output)
 	}

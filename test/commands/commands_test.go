@@ -16,7 +16,7 @@ import (
 )
 
 // onCluster are the pages whose commands call a kubejoin that runs on the cluster, started as docs/host.md says. The
-// commands of the other pages start a kubejoin themselves if they need one.
+// commands of the other pages start kubejoin themselves if they need it.
 var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
@@ -30,8 +30,8 @@ var onCluster = map[string]bool{
 // runOnCluster is the section that starts kubejoin on a cluster.
 const runOnCluster = "docs/host.md#run-in-a-terminal"
 
-// systemd is systemd's part: it runs kubejoin with copies of its credentials as the unit says. Where no unit is installed,
-// it runs kubejoin standalone.
+// systemd is a script that does the work of systemd: it runs kubejoin as the unit says, with copies of the credentials. If
+// no unit is installed, it runs kubejoin standalone.
 const systemd = `
 sudo() { "$@"; }
 systemctl() {
@@ -51,7 +51,7 @@ systemctl() {
 }
 `
 
-// unit has what the systemd unit needs on a cluster: rights, and the kubeconfig for the address of the API server.
+// unit also creates what the systemd unit needs on a cluster: rights, and a kubeconfig with the address of the API server.
 const unit = systemd + `
 cat deploy/manifests/{namespace,rbac,admission,roles}.yaml | kubectl apply -f -
 (umask 077; kubeadm kubeconfig user --config /etc/kubernetes/kubeadm-upload.yaml \
@@ -63,13 +63,13 @@ kubectl config --kubeconfig /etc/kubernetes/kubejoin.conf set-cluster kubernetes
 // before are shell commands that prepare the machine for the commands of a page.
 var before = map[string]string{
 	"docs/ca.md": systemd + "systemctl start kubejoin\ncp kubejoin-data/ca.crt old.crt\n",
-	// A token as kubeadm makes it, before kubejoin runs.
+	// Create a token with kubeadm before kubejoin runs.
 	"docs/diagnose.md": "kubeadm token create hx7kq2.4m9zt8cw1v5b6n3r\n",
 	"docs/host.md":     unit,
 	"docs/install.md":  systemd + "export STATE_DIRECTORY=$HOME/state\n",
 	"docs/operate.md":  systemd + "systemctl start kubejoin\n",
-	// main.go is the first Go block of the page. The module cache of go get and go run reads all modules from the usual
-	// one, except kubejoin.
+	// main.go is the first Go block of the page. go get and go run use a new module cache. It reads all modules except
+	// kubejoin from the usual cache.
 	"docs/library.md": `
 awk '/^package main$/ {block = 1} block && /^[^a-z)}\t]+$/ {exit} block' "$(readlink deploy)/../docs/library.md" > main.go
 go() {
@@ -80,7 +80,8 @@ go() {
 	esac
 }
 `,
-	// The kubelet's part: it runs kube-controller-manager as its manifest says, and again when the manifest has changed.
+	// This script does the work of the kubelet: it runs kube-controller-manager from its manifest, and restarts it when the
+	// manifest has changed.
 	"docs/migrate-from-kube-controller-manager.md": unit + `
 kubectl config --kubeconfig /etc/kubernetes/controller-manager.conf set-cluster kubernetes \
 	--server "$(kubectl config view --minify -o jsonpath='{.clusters[0].cluster.server}')"
@@ -129,7 +130,7 @@ END
 
 // after are shell commands that check what the commands of a page have done.
 var after = map[string]string{
-	// The vendor's token gives the names that it should, and nothing else.
+	// The vendor's token must permit exactly the names that the page says.
 	"docs/tokens.md": `
 openssl verify -CAfile ca.crt vendor-1.crt
 openssl req -new -key vendor-1.key -subj /O=system:nodes/CN=system:node:vendor-3 -out vendor-3.csr
@@ -138,19 +139,19 @@ test "$(curl -sS -K curlrc -o /dev/null -w '%{http_code}' https://join.example.c
 `,
 	"docs/library.md": "kill -0 $! # embed-server still runs\n",
 	"docs/ca.md":      "test $(grep -c BEGIN kubejoin-data/ca.crt) = 1 && ! cmp kubejoin-data/ca.crt old.crt\n",
-	// It catches a way back after which kube-controller-manager does not work.
+	// Catches steps back to kube-controller-manager after which it does not work.
 	"docs/migrate-from-kube-controller-manager.md": `
 ID=$(kubeadm token create | cut -d. -f1)
 until kubectl -n kube-public get configmap cluster-info -o yaml | grep "jws-kubeconfig-$ID"; do sleep 0.2; done
 `,
 }
 
-// TestDocsCommands runs the commands of each page in a folder of its own, as administrator of a new cluster. /etc has
-// the files of kubeadm, as on a control plane.
+// TestDocsCommands runs the commands of each page in a separate folder, as administrator of a new cluster. /etc has the
+// files of kubeadm, as on a control plane.
 func TestDocsCommands(t *testing.T) {
 	harness.Parallel(t)
 	need.Long(t)
-	need.Root(t) // for a file system of the test's own
+	need.Root(t) // to mount a separate file system for the test
 	pages, err := filepath.Glob(harness.RepositoryFile(t, "docs/*.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +166,7 @@ func TestDocsCommands(t *testing.T) {
 		ran += blocks
 		t.Run(name, func(t *testing.T) {
 			first := before[name]
-			if onCluster[name] { // in a folder of its own, and without leaving a variable
+			if onCluster[name] { // in a separate folder and a subshell, so that no variable remains
 				first += "pushd \"$(mktemp -dp \"$HOME\")\"\nln -s ../deploy\n" + sectionScript(t, runOnCluster) + "popd\nunset SERVER\n"
 			}
 			run(t, first+script+after[name])
@@ -231,7 +232,7 @@ func sectionScript(t *testing.T, link string) string {
 	if next := regexp.MustCompile(fmt.Sprintf("(?m)^#{2,%d} ", level)).FindStringIndex(section); next != nil {
 		section = section[:next[0]]
 	}
-	above := strings.Repeat("\n", strings.Count(page[:heading[1]], "\n")) // keeps the line numbers
+	above := strings.Repeat("\n", strings.Count(page[:heading[1]], "\n")) // empty lines keep the line numbers
 	script, blocks := scriptOf(t, name, above+section)
 	if blocks == 0 {
 		t.Fatalf("section %s has no commands", link)
@@ -239,8 +240,8 @@ func sectionScript(t *testing.T, link string) string {
 	return script
 }
 
-// inTerminal runs a server as in a terminal of its own, and waits until it is ready. The next server takes the place of
-// this one, as after Ctrl-C.
+// inTerminal runs a server as in a separate terminal, and waits until it is ready. The next server replaces this server, as
+// after Ctrl-C.
 const inTerminal = `
 in_terminal() {
 	if [ -n "${server-}" ]; then kill $server && wait $server || true; fi
@@ -274,7 +275,7 @@ func run(t *testing.T, script string) {
 	}
 	for program, script := range map[string]string{
 		filepath.Join(bin, "sudo"):            `exec "$@"`,
-		filepath.Join(hooks, "post-checkout"): "ln -s " + harness.RepositoryFile(t, "test/kube/bin") + " test/kube/bin", // each clone has the programs built
+		filepath.Join(hooks, "post-checkout"): "ln -s " + harness.RepositoryFile(t, "test/kube/bin") + " test/kube/bin", // each clone gets the built programs
 	} {
 		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 			t.Fatal(err)
@@ -288,16 +289,16 @@ func run(t *testing.T, script string) {
 		"mount --bind " + bin + " /usr/local/bin\n" +
 		"cd " + work + "\n"
 	var output bytes.Buffer
-	// The processes that the script leaves behind end with it.
+	// When the script ends, the kernel kills all processes that it has left running.
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"bash", "-c", "set -euo pipefail\n"+prepare+inTerminal+script)
 	cmd.Env = append(os.Environ(), "PATH=/usr/local/bin:"+os.Getenv("PATH")+":"+rest, "KUBECONFIG=/etc/kubernetes/admin.conf", "HOME="+work,
-		// git clone takes this repository.
+		// git clone uses this repository instead of GitHub.
 		"GIT_CONFIG_COUNT=3", "GIT_CONFIG_KEY_0=url."+repository+".insteadOf", "GIT_CONFIG_VALUE_0=https://github.com/kubejoin/kubejoin",
 		"GIT_CONFIG_KEY_1=safe.directory", "GIT_CONFIG_VALUE_1=*",
 		"GIT_CONFIG_KEY_2=core.hooksPath", "GIT_CONFIG_VALUE_2="+hooks,
 		"GOMODCACHE="+goEnv(t, "GOMODCACHE"), "GOCACHE="+goEnv(t, "GOCACHE"),
-		// The clones share what make build compiles.
+		// The clones share the build cache.
 		"GOFLAGS=-trimpath "+goEnv(t, "GOFLAGS"), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {
@@ -305,7 +306,7 @@ func run(t *testing.T, script string) {
 	}
 }
 
-// goEnv is a setting of the go command, which would depend on HOME.
+// goEnv returns a setting of the go command. The script needs it because its own HOME would change the setting.
 func goEnv(t *testing.T, name string) string {
 	t.Helper()
 	value, err := exec.CommandContext(t.Context(), "go", "env", name).Output()

@@ -32,7 +32,7 @@ const public = "deploy/cluster-info-public.yaml"
 type session struct {
 	out      io.Writer
 	cluster  *cluster.Cluster
-	address  string // of kubejoin
+	address  string // address of kubejoin
 	curlrc   string
 	kubejoin *cluster.Process
 }

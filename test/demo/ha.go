@@ -18,16 +18,16 @@ import (
 	"github.com/kubejoin/kubejoin/test/etcd"
 )
 
-// haData is the folder of demoHA. It stays, so that the next start has the same CA, operators and tokens.
+// haData is the folder of demoHA. It remains, so that the next start has the same CA, operators and tokens.
 const haData = datadir.Dir("kubejoin-ha-data")
 
 // replicas is how many kubejoins and etcd members demoHA runs.
 const replicas = 3
 
-// etcdPorts are those of etcd's own example of three members on one machine.
+// etcdPorts are the ports in etcd's own example of three members on one machine.
 var etcdPorts = [][2]int{{2379, 2380}, {22379, 22380}, {32379, 32380}}
 
-// firstPort is the port of the first kubejoin. The others have the next ones.
+// firstPort is the port of the first kubejoin. The others use the next ports.
 const firstPort = 9443
 
 // demoHA runs three kubejoins and three etcd members until ctx ends.
@@ -42,7 +42,7 @@ func demoHA(ctx context.Context, kubejoin string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = store.Close() }() // only kills the members
+	defer func() { _ = store.Close() }() // no error matters: it only kills the members
 	files, err := store.User("kubejoin")
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func demoHA(ctx context.Context, kubejoin string, out io.Writer) error {
 	return fmt.Errorf("every kubejoin has ended; the logs are in %s", haData)
 }
 
-// makeShared creates what all replicas share besides etcd: the cluster CA and the operators. It returns the CA.
+// makeShared creates the cluster CA and the operators, which all replicas share. It returns the CA.
 func makeShared() (*x509.CertPool, error) {
 	if err := haData.Open(); err != nil {
 		return nil, err

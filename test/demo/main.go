@@ -1,7 +1,7 @@
-// Command demo joins a real node to a real cluster through kubejoin, all on this machine, and keeps
-// it running: 'make demo'. With -cluster it makes a whole cluster with containers, and removes it at the
-// end: 'make demo-cluster'. With -ha it runs three kubejoins on three etcd members, without Kubernetes: 'make run-ha'.
-// With -build it only builds the programs.
+// Command demo joins a real node to a real cluster through kubejoin, all on this machine, and keeps it running: 'make
+// demo'. With -cluster it creates a whole cluster with containers, and removes it at the end: 'make demo-cluster'. With -ha
+// it runs three kubejoins on three etcd members, without Kubernetes: 'make run-ha'. With -build it only builds the
+// programs.
 package main
 
 import (

@@ -9,8 +9,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/kubeadm"
 )
 
-// demoCluster makes a whole cluster with kubeadm init, joins a worker through kubejoin, shows the log of a pod there, and
-// removes everything.
+// demoCluster creates a whole cluster with kubeadm init, joins a worker through kubejoin, shows the log of a pod on the
+// worker, and removes everything.
 func demoCluster(ctx context.Context, kubejoin string, out io.Writer) (err error) {
 	s := &session{out: out}
 	s.say("Make a cluster with kubeadm init, containerd and runc. kube-controller-manager does not sign")

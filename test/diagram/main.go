@@ -1,5 +1,5 @@
-// Command diagram draws docs/join.svg from docs/join.txt, a sequence diagram of a join, and the one in docs/zh-CN. Run it
-// in the top folder:
+// Command diagram draws the sequence diagram docs/join.svg from docs/join.txt, and the same in docs/zh-CN. Run it in the
+// root of the repository:
 //
 //	go run ./test/diagram
 //
@@ -11,7 +11,7 @@
 //	ID -> ID: TEXT      a message; --> is dashed, for a response; both IDs may be the same
 //	# TEXT              a comment
 //
-// The text of a message is wrapped and stays between the column of its sender and the next one.
+// The text of a message is wrapped and stays between the column of its sender and the next column.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"strings"
 )
 
-// pictures are drawn from a text beside them, which has the suffix .txt.
+// pictures are the files to draw. The text for each is in the same folder, with the suffix .txt.
 var pictures = []string{"docs/join.svg", "docs/zh-CN/join.svg"}
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 
 func source(picture string) string { return strings.TrimSuffix(picture, "svg") + "txt" }
 
-// Sizes in pixels. charWidth is that of a wide sans-serif font, so that text fits in every font.
+// Sizes in pixels. charWidth is the width in a wide sans-serif font, so that text fits in every font.
 const (
 	width      = 900
 	margin     = 12
@@ -55,7 +55,7 @@ const (
 	loopWidth  = 22
 )
 
-// The background is transparent. An SVG in an <img> inherits no colors, so it asks for the color scheme itself.
+// The background is transparent. An SVG in an <img> inherits no colors, so the style has its own query for the color scheme.
 const style = `<style>
 text { font: 13px Helvetica, Arial, sans-serif }
 text, .tip { fill: #1f2328 }
@@ -76,7 +76,7 @@ text, .tip { fill: #e6edf3 }
 </style>
 `
 
-// A diagram holds the shapes so far.
+// A diagram holds the shapes that are drawn so far.
 type diagram struct {
 	title    string
 	actors   []string // their IDs
@@ -190,8 +190,8 @@ func (d *diagram) message(from, to int, class, text string) error {
 	return nil
 }
 
-// wrap breaks a text into lines that are at most as wide as most Latin letters. A Chinese character has the width of two,
-// and a line may break before it.
+// wrap breaks a text into lines. The parameter most is the maximum width, in Latin letters. A Chinese character is as wide
+// as two letters, and a line may break before it.
 func wrap(text string, most int) (lines []string, err error) {
 	last := ""
 	for _, word := range words.FindAllString(text, -1) {
@@ -208,7 +208,7 @@ func wrap(text string, most int) (lines []string, err error) {
 	return append(lines, strings.TrimSpace(last)), nil
 }
 
-// words are Latin words, or single Chinese characters with the punctuation after them, with the space before.
+// words matches a Latin word, or a single Chinese character with the punctuation after it. Both include the space before.
 var words = regexp.MustCompile(` *（?(?:[^\x{2e80}-\x{ffff} ]+|.)[，。：；、？）]*`)
 
 func size(text string) (columns int) {

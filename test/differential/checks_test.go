@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestChecksCertificatesThatKubeadmMakes compares the ends in 'kubejoin certs check' with those of 'kubeadm certs
+// TestChecksCertificatesThatKubeadmMakes compares the expiry times in 'kubejoin certs check' and 'kubeadm certs
 // check-expiration'.
 func TestChecksCertificatesThatKubeadmMakes(t *testing.T) {
 	harness.Parallel(t)
@@ -25,7 +25,7 @@ func TestChecksCertificatesThatKubeadmMakes(t *testing.T) {
 	check := func() (rows map[string]row, code int) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), harness.Kubejoin(), "certs", "check", h.dir, "-o", "json")
-		out, _ := cmd.Output() // the code is compared
+		out, _ := cmd.Output() // the test compares the exit code
 		var list struct{ Certificates []row }
 		if err := json.Unmarshal(out, &list); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -49,7 +49,7 @@ func TestChecksCertificatesThatKubeadmMakes(t *testing.T) {
 	rows, code := check()
 	compared := 0
 	for _, w := range append(want.Certificates, want.CertificateAuthorities...) {
-		if w.Missing { // kubeadm reads kubeconfigs in /etc/kubernetes alone
+		if w.Missing { // kubeadm reads kubeconfigs only in /etc/kubernetes
 			continue
 		}
 		compared++

@@ -17,10 +17,10 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A difference is intended: kube-controller-manager issues a certificate, and kubejoin does not. The docs have the same
-// list, with the reason for each.
+// A difference is an intended one: kube-controller-manager issues a certificate, and kubejoin does not. The docs have the
+// same list, with a reason for each difference.
 type difference struct {
-	doc   string // its name in docs/migrate-from-kube-controller-manager.md
+	doc   string // name of the difference in docs/migrate-from-kube-controller-manager.md
 	match func(*generated) bool
 	says  string // pattern of the message that kubejoin writes to the request
 	waits bool   // kubejoin writes nothing, even to an approved request
@@ -33,7 +33,7 @@ const (
 	servingDenied   = "kubelets' serving certificates are denied"
 )
 
-// servingDifference returns which of these differences applies, or "".
+// servingDifference returns the name of the difference that applies to a serving certificate, or "".
 func servingDifference(g *generated, ours outcome) string {
 	switch {
 	case g.spec.SignerName != certificates.KubeletServingSignerName:
@@ -139,7 +139,7 @@ func by(who ...requester) func(*generated) bool {
 	}
 }
 
-// newNode matches a request by somebody else for the client certificate of one of these nodes.
+// newNode matches a request for the client certificate of one of these nodes by another user than the node.
 func newNode(names ...string) func(*generated) bool {
 	return func(g *generated) bool {
 		name, found := strings.CutPrefix(g.csr.Subject.CommonName, "system:node:")

@@ -59,11 +59,11 @@ func byNode(name string) requester {
 // The requesters. [newTestCluster] creates their tokens and Nodes.
 var (
 	tokenUnlimited = byToken("abc123")
-	tokenLimited   = byToken("lim100") // for 1000 nodes, of names that begin with n-
-	tokenSpent     = byToken("spent1") // for one node, used up by taken-0
+	tokenLimited   = byToken("lim100") // for 1000 nodes whose names begin with n-
+	tokenSpent     = byToken("spent1") // for one node; node taken-0 has used up the limit
 	tokenGone      = byToken("gone00") // does not exist
 	machineUser    = requester{"kubelet-bootstrap", bootstrappers}
-	stranger       = requester{"jane", []string{"askers", "system:authenticated"}} // may create requests, but has no rights to approval
+	stranger       = requester{"jane", []string{"askers", "system:authenticated"}} // may create requests, but has no right that leads to approval
 	nobody         = requester{"nobody", []string{"system:authenticated"}}
 	knownNode      = byNode("w-1")
 	ghostNode      = byNode("ghost") // has no Node
@@ -123,7 +123,7 @@ func printable(oid asn1.ObjectIdentifier, v string) crafted.Attribute {
 
 func one(a crafted.Attribute) []crafted.Attribute { return []crafted.Attribute{a} }
 
-// next creates a request. byHand means that a person will approve it in any case.
+// next creates a request. byHand means that a person will approve the request in any case.
 func (g *generator) next(t *testing.T, byHand bool) *generated {
 	t.Helper()
 	g.made++
@@ -159,7 +159,7 @@ func (g *generator) next(t *testing.T, byHand bool) *generated {
 		spec: certificates.CertificateSigningRequestSpec{Request: data, SignerName: d.signer, Usages: d.usages, ExpirationSeconds: d.seconds},
 	}
 	if block, _ := pem.Decode(data); block != nil {
-		made.csr, _ = x509.ParseCertificateRequest(block.Bytes) // as the API server does
+		made.csr, _ = x509.ParseCertificateRequest(block.Bytes) // parse it as the API server does
 	}
 	return made
 }
@@ -192,7 +192,7 @@ func (d *draft) serving() {
 	d.names = []asn1.RawValue{crafted.DNSName("w-1"), crafted.IPName([]byte{192, 0, 2, 1})}
 }
 
-// user drafts the request of a person.
+// user drafts the request of a human user.
 func (d *draft) user() {
 	d.signer = certificates.KubeAPIServerClientSignerName
 	d.usages = []certificates.KeyUsage{certificates.UsageClientAuth}
@@ -286,7 +286,7 @@ var subjectMutations = []mutation{
 	{"subject in another order", func(d *draft) { slices.Reverse(d.subject) }},
 	{"all attributes", func(d *draft) {
 		for i, value := range []string{"7", "DE", "Köln", "NRW", "Street 1", "", "unit"} {
-			if value != "" { // the common name and the organization are there
+			if value != "" { // not the organization: the subject has one already
 				d.add(crafted.UTF8(asn1.ObjectIdentifier{2, 5, 4, 5 + i}, value))
 			}
 		}

@@ -34,8 +34,8 @@ const (
 	differentialByHand   = 3_500
 )
 
-// signingDuration is --cluster-signing-duration in both clusters. No default has this value, so a lifetime that is cut
-// to it is easy to see.
+// signingDuration is --cluster-signing-duration in both clusters. No default has this value, so a lifetime with this limit
+// is easy to see.
 const signingDuration = "1000h"
 
 func showExtension(e pkix.Extension) string {
@@ -47,7 +47,7 @@ type testCluster struct {
 	*cluster.Cluster
 	clients map[string]kubernetes.Interface // by user
 	store   cache.Store
-	last    atomic.Int64 // when the last change arrived, in Unix nanoseconds
+	last    atomic.Int64 // time of the last change, in Unix nanoseconds
 }
 
 // newTestCluster creates the same permissions, tokens and Nodes in each cluster.
@@ -134,7 +134,7 @@ const leftAlone = "left alone"
 type outcome struct {
 	verdict     string // leftAlone, "approved: REASON MESSAGE" or "denied"
 	failed      bool
-	said        string // message of the refusal
+	said        string // message of a refusal
 	certificate *x509.Certificate
 	blocks      int // PEM blocks of the certificate
 }
@@ -202,7 +202,7 @@ func TestDecidesAndSignsAsKubeControllerManager(t *testing.T) {
 		{differentialByHand, true, "--controllers=csr-signer", signing},
 		{differentialRequests - differentialByHand, false, "--controllers=csr-approver,csr-signer", signing + "," + approving},
 	} {
-		// --user-qps=0: a few users send thousands of requests.
+		// --user-qps=0 because a few users send thousands of requests.
 		p := harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(s.Flags, round.flag, "--user-qps=0")...)
 		kcm := must.Value(theirs.StartKCM(t.Context(), "--controllers="+round.theirsOn, "--kube-api-qps=5000", "--kube-api-burst=5000",
 			"--cluster-signing-cert-file="+s.CAFile(), "--cluster-signing-key-file="+s.CAKeyFile(), "--cluster-signing-duration="+signingDuration))(t)
@@ -239,8 +239,8 @@ type differential struct {
 	ours, theirs *testCluster
 
 	equal, issued int
-	refused       map[string]int // by the API server, by reason
-	count         map[string]int // of differences
+	refused       map[string]int // refusals by the API server, by reason
+	count         map[string]int // number of each difference
 }
 
 // round sends requests to both clusters and compares the outcomes.
@@ -251,7 +251,7 @@ func (d *differential) round(t *testing.T, g *generator, n int, byHand bool) {
 	for i := range all {
 		all[i] = g.next(t, byHand)
 	}
-	// Both sides handle requests in order. Once the last ones are issued, the others were handled, too.
+	// Both sides handle requests in order. So once they have issued the last requests, they have handled all requests.
 	for range 20 {
 		last := g.next(t, byHand)
 		(&draft{generator: g}).plain(last)
@@ -378,7 +378,7 @@ func (d *differential) compareAll(t *testing.T, open []*compared) []*compared {
 
 const keyIdentifierAdded = "subject key identifier is added"
 
-// compare returns why the outcomes of a request are wrong, or "". It counts those that are right.
+// compare returns why the outcomes of a request are wrong. If they are right, it counts them and returns "".
 func (d *differential) compare(c *compared) (why string) {
 	ours, theirs := c.ours, c.theirs
 	listed := explained(c.generated, ours.said, c.byHand)

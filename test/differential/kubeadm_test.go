@@ -39,11 +39,11 @@ certificatesDir: %s
 apiServer: {certSANs: [other.example.com, 198.51.100.7]}
 `
 
-// A host is a folder of kubeadm.
+// A host is a folder with kubeadm's files, and kubeadm's configuration.
 type host struct{ dir, config string }
 
-// newKubeadmHost returns a folder in which the real kubeadm made all certificates and kubeconfigs. edit changes its
-// configuration first.
+// newKubeadmHost returns a folder in which the real kubeadm has made all certificates and kubeconfigs. Before that, edit
+// changes the configuration.
 func newKubeadmHost(t *testing.T, algorithm string, edit ...string) (h host, kubeadm string) {
 	t.Helper()
 	need.Long(t)
@@ -86,7 +86,7 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 	data := regexp.MustCompile(`client-(certificate|key)-data: (\S+)`)
 	must.OK(t, filepath.WalkDir(h.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			if d != nil && (d.Name() == "tmp" || d.Name() == "kubejoin-ca") { // copies
+			if d != nil && (d.Name() == "tmp" || d.Name() == "kubejoin-ca") { // these folders have only copies
 				return fs.SkipDir
 			}
 			return err
@@ -120,9 +120,9 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 	return certs, kubeconfigs
 }
 
-// TestSignsWhatKubeadmMakes holds the certificates of a host without CA keys against those of kubeadm init: they are equal
-// in every field but serial, key and times. The subject key identifier, which is a hash of the key, is the one more.
-// apiserver-kubelet-client lacks the group that kubeadm 1.35.4 gives it.
+// TestSignsWhatKubeadmMakes compares the certificates that kubejoin signs for a host without CA keys with those of kubeadm
+// init. They must be equal in every field except serial, key and times. In addition, kubejoin's certificates have a subject
+// key identifier, which is a hash of the key. apiserver-kubelet-client lacks the group that kubeadm 1.35.4 gives it.
 func TestSignsWhatKubeadmMakes(t *testing.T) {
 	harness.Parallel(t)
 	for _, algorithm := range []string{"RSA-2048", "ECDSA-P256"} {
@@ -130,7 +130,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			theirs, kubeadm := newKubeadmHost(t, algorithm)
 			ours, pki := newCSRHost(t, kubeadm, theirs), filepath.Join(theirs.dir, "pki")
 			signer := []string{"--pki-dir", pki}
-			if algorithm == "RSA-2048" { // and once over HTTPS
+			if algorithm == "RSA-2048" { // use HTTPS with this algorithm
 				must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin(), "signer-config", "default", "--kubeadm")), 0o600))
 				data := filepath.Join(t.TempDir(), "data")
 				server := harness.ServeStandalone(t, data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
@@ -144,7 +144,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			got, gotFiles := ours.certificates(t)
 			compare(t, want, got)
 			for name, text := range wantFiles {
-				if name == "/kubelet.conf" { // kubeadm init points it to the host itself, kubeadm certs generate-csr to the endpoint
+				if name == "/kubelet.conf" { // its server is the host itself with kubeadm init, but the endpoint with kubeadm certs generate-csr
 					text = strings.Replace(text, "https://192.0.2.11:6443", "https://api.example.com:6443", 1)
 				}
 				if gotFiles[name] != text {
@@ -152,7 +152,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 				}
 			}
 
-			// Again, it has nothing to do.
+			// The second time, the command must find nothing to do.
 			if out := command(t, harness.Kubejoin(), append([]string{"sign", "--kubeadm-dir", ours.dir}, signer...)...); !strings.Contains(out, "all certificates are valid already") {
 				t.Errorf("the second time: %s", out)
 			}
@@ -206,7 +206,7 @@ func compare(t *testing.T, want, got map[string]*x509.Certificate) {
 			continue
 		}
 		subject := w.RawSubject
-		if name == "/pki/apiserver-kubelet-client.crt" && slices.Equal(w.Subject.Organization, []string{"kubeadm:cluster-admins"}) { // before 1.35.5
+		if name == "/pki/apiserver-kubelet-client.crt" && slices.Equal(w.Subject.Organization, []string{"kubeadm:cluster-admins"}) { // kubeadm before 1.35.5
 
 			subject = must.Value(asn1.Marshal(pkix.Name{CommonName: w.Subject.CommonName}.ToRDNSequence()))(t)
 		}

@@ -1,4 +1,4 @@
-// Package differential compares the decisions and certificates of kubejoin with those of kube-controller-manager.
+// Package differential compares the decisions and certificates of kubejoin with kube-controller-manager and kubeadm.
 package differential
 
 import (

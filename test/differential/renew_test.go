@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// edit replaces texts in the configuration: old, new, …
+// edit replaces texts in the configuration. Its arguments are pairs of an old and a new text.
 func (h host) edit(t *testing.T, oldNew ...string) {
 	t.Helper()
 	content := must.Value(os.ReadFile(h.config))(t)
@@ -28,7 +28,7 @@ func (h host) edit(t *testing.T, oldNew ...string) {
 
 var clientCertificate = regexp.MustCompile(`client-certificate-data: (\S+)`)
 
-// resign changes a certificate of the host as another program or version would have made it.
+// resign changes a certificate of the host, as if another program or version had made it, and signs it again.
 func (h host) resign(t *testing.T, path, ca string, change func(*x509.Certificate)) {
 	t.Helper()
 	certs, _ := h.certificates(t)
@@ -53,7 +53,8 @@ var inPKI = map[string]string{
 	"etcd-healthcheck-client": "etcd/healthcheck-client", "etcd-peer": "etcd/peer", "etcd-server": "etcd/server",
 }
 
-// Certificates of an older kubeadm, and with more in their subjects, are renewed as by kubeadm, with the subjects of today.
+// kubejoin must renew certificates of an older kubeadm, and with additional fields in the subject, as kubeadm does: with
+// the current subjects.
 func TestRenewsCertificatesOfOlderKubeadm(t *testing.T) {
 	harness.Parallel(t)
 	h, kubeadm := newKubeadmHost(t, "ECDSA-P256")
@@ -111,7 +112,7 @@ func TestRenewsCertificatesOfOlderKubeadm(t *testing.T) {
 	}
 }
 
-// The built-in signers issue each name that kubeadm writes.
+// The built-in signers must issue certificates for all names that kubeadm writes.
 func TestSignsNamesOfKubeadm(t *testing.T) {
 	harness.Parallel(t)
 	sans := []string{"'*.example.com'", "a.b.c.d.e.f.g.example.com", "7.example.7"}

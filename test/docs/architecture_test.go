@@ -23,8 +23,8 @@ var (
 	folderCell = regexp.MustCompile("(?m)^\\| (`[^|]+`) \\| ")
 )
 
-// TestArchitectureNamesWhatExists catches a function or folder that the page about the architecture, or the table of
-// folders in CONTRIBUTING.md, still has under its old name.
+// TestArchitectureNamesWhatExists catches an old name of a function or folder in docs/architecture.md or in the table of
+// folders in CONTRIBUTING.md.
 func TestArchitectureNamesWhatExists(t *testing.T) {
 	t.Parallel()
 	page := read(t, "docs/architecture.md")
@@ -66,10 +66,10 @@ func folderMap(t *testing.T) string {
 	return section
 }
 
-// largePackage is how many lines of code without its tests make a package large.
+// largePackage is the number of lines of code, without tests, from which on a package is large.
 const largePackage = 300
 
-// TestLargePackagesAreOnTheMap catches a package that a newcomer finds on no page. test/doc.go lists the packages of tests.
+// TestLargePackagesAreOnTheMap catches a large package that no page names. test/doc.go lists the packages of tests.
 func TestLargePackagesAreOnTheMap(t *testing.T) {
 	t.Parallel()
 	text := read(t, "docs/architecture.md") + folderMap(t)
@@ -142,7 +142,7 @@ func declarations(t *testing.T, dir string) map[string]bool {
 	return names
 }
 
-// receiver returns the type of a method with a dot after it, and nothing for a function.
+// receiver returns the type of a method followed by a dot, or an empty string for a function.
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""

@@ -26,7 +26,7 @@ func TestPageOfCodesIsGenerated(t *testing.T) {
 	}
 }
 
-// An undo makes the certificates of a stolen machine valid again, so no code leads to it.
+// To undo a revocation makes the certificates of a stolen machine valid again. So no code may advise it.
 func TestNoCodeSaysToUndoARevocation(t *testing.T) {
 	t.Parallel()
 	all, err := codepage.All()
@@ -50,8 +50,8 @@ var (
 	diagnoseChecks = regexp.MustCompile("(?s)\nchecks='([^']*)'")
 )
 
-// Each code in the source has an entry, and each entry a code in the source. The entries of problem types, alerts and
-// findings of doctor are read from there.
+// Each code in the source must have an entry, and each entry a code in the source. The entries of problem types, alerts and
+// findings of doctor are generated from the source.
 func TestEachCodeHasAnEntry(t *testing.T) {
 	t.Parallel()
 	all, err := codepage.All()
@@ -123,7 +123,7 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 	compareNames(t, "exit code", exits, explained[codepage.Exit])
 }
 
-// An entry whose message no source has any more helps nobody.
+// Catches an entry whose message no longer exists in the source.
 func TestErrorsAtStartAreInTheSource(t *testing.T) {
 	t.Parallel()
 	all, err := codepage.All()
@@ -153,7 +153,7 @@ var (
 	quotedCommand = regexp.MustCompile("`[a-z]+ [^`]+`")
 )
 
-// Each alert has one sentence, a next command and a section of the docs.
+// Each alert must have one sentence, a next command and a section of the docs.
 func TestAlertsLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	var rules struct {

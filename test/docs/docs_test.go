@@ -1,4 +1,4 @@
-// Package docs checks that the docs name what exists in the code, and the code what the docs name.
+// Package docs checks that names in the docs exist in the code, and that names in the code exist in the docs.
 package docs
 
 import (
@@ -37,7 +37,7 @@ func declaredTests(t *testing.T) map[string][]string {
 	return declared
 }
 
-// The tests and files that the pages on security name are there.
+// The tests and files that the pages on security name must exist.
 func TestSecurityPagesNameWhatExists(t *testing.T) {
 	t.Parallel()
 	declared := declaredTests(t)
@@ -91,13 +91,13 @@ func TestCommandsOutsideTheirPageHaveATest(t *testing.T) {
 
 var (
 	anyBlock = regexp.MustCompile("(?ms)^([^\n]*)\n *```(\\w*)\n(.*?)^ *```$")
-	output   = regexp.MustCompile(`^(?:|text|console|json)$`) // languages
+	output   = regexp.MustCompile(`^(?:|text|console|json)$`) // languages of sample outputs
 	drawing  = regexp.MustCompile(`(?m)^ *\|[ |]*$`)
 	typed    = regexp.MustCompile(`(?m)^(?:\$ .*\\\n(?:.*\\\n)*.*|\$ .*)\n`)
 )
 
-// TestSamplesAreCompared catches a sample output of English pages that no test compares with an output. The samples of
-// pages in Chinese equal them.
+// TestSamplesAreCompared catches a sample output in an English page that no test compares with a real output. The samples
+// in Chinese pages are equal to the English ones.
 func TestSamplesAreCompared(t *testing.T) {
 	t.Parallel()
 	declared, samples := declaredTests(t), 0
@@ -128,7 +128,7 @@ func testsName(t *testing.T, text string) func(folder string) bool {
 	}
 }
 
-// declaredIn are the names that a pattern finds in the code of a folder and those below it.
+// declaredIn returns the names that a pattern finds in the code of a folder and its subfolders.
 func declaredIn(t *testing.T, dir string, pattern *regexp.Regexp) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}

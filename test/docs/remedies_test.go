@@ -22,8 +22,8 @@ type remedy struct {
 	file string
 	// states is the part of the text that states when the remedy is right.
 	states string
-	// checks is the test which shows that no other case has the remedy, or its file. If a person has to look, it is the
-	// command for that, which the text or its section names.
+	// checks is the test, or the file of the test, which shows that the remedy appears only in the right case. If the
+	// reader has to check that, it is the command for the check, which the text or its section must name.
 	checks string
 }
 
@@ -163,7 +163,7 @@ var remedies = []remedy{
 }
 
 var (
-	// destroys matches commands that destroy something, in source code as well. The rest is for sentences.
+	// destroys matches commands that destroy something, in text and in source code. Its last parts match sentences.
 	destroys = regexp.MustCompile(`kubeadm reset|kubectl( [^ ]+){0,8} delete\b|kubejoin (token|certs) delete|kubejoin claim release|revoke undo|ca (finish|abort)\b|` +
 		`[.]Command[(](abort|"abort"|"finish")|(%s|") ?--(expire-tokens|leave-behind)|([` + "`'" + `]|: |sudo )rm |(?m:^rm )|` +
 		`[Rr]emove (those|entries)|([Rr]emove|[Dd]elete) (the (member|Lease|row|Node|token|upload|ConfigMap)\b|it( with|;))|[:,] (or )?delete %|([:,|] |"|Then )[Dd]elete tokens`)
@@ -172,9 +172,9 @@ var (
 	mdItem  = regexp.MustCompile(`^(?: *- | *\d+\. |\|)`)
 )
 
-// A text tells a reader something.
+// A text is a piece of text for a reader.
 type text struct {
-	content, lines string // content is in one line
+	content, lines string // content is the text in one line
 	section        *strings.Builder
 }
 
@@ -190,7 +190,7 @@ func textsIn(t *testing.T, name, content string) (texts []text) {
 		last.section.WriteString(line)
 	}
 	switch filepath.Ext(name) {
-	case ".go": // a text is the statement or the field with a string
+	case ".go": // one text per statement or field with a string
 		file := must.Value(parser.ParseFile(token.NewFileSet(), name, content, parser.SkipObjectResolution))(t)
 		source := func(n ast.Node) string { return content[n.Pos()-1 : n.End()-1] }
 		var last ast.Node
@@ -223,7 +223,7 @@ func textsIn(t *testing.T, name, content string) (texts []text) {
 				extend(line)
 			}
 		}
-	default: // a text is a paragraph, a list item or a table row, with the code below it
+	default: // one text per paragraph, list item or table row, with the code below it
 		section, code, ended := &strings.Builder{}, false, true
 		for line := range strings.Lines(content) {
 			title := !code && mdTitle.MatchString(line)
@@ -246,8 +246,8 @@ func textsIn(t *testing.T, name, content string) (texts []text) {
 	return slices.DeleteFunc(texts, func(text text) bool { return !destroys.MatchString(text.content + "\n" + text.lines) })
 }
 
-// Each text that tells a reader to destroy something states when that is right, and something checks that: the code, or the
-// reader with a command that the text names.
+// Each text that tells a reader to destroy something must state when that is right. The code must check this condition, or
+// the text must name a command with which the reader checks it.
 func TestRemediesThatDestroyStateWhatWasChecked(t *testing.T) {
 	t.Parallel()
 	declared, files := declaredTests(t), pages(t)
@@ -262,7 +262,7 @@ func TestRemediesThatDestroyStateWhatWasChecked(t *testing.T) {
 				return err
 			case d.Name() == "testdata", name == "internal/testing":
 				return fs.SkipDir
-			case name == "internal/codes/codepage/entries.go", name == "internal/doctor/findings.go": // docs/codes.md has them
+			case name == "internal/codes/codepage/entries.go", name == "internal/doctor/findings.go": // docs/codes.md has the same texts
 			case strings.HasSuffix(name, ".sh"), strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go"):
 				files[name] = string(harness.ReadFile(t, path))
 			}

@@ -15,8 +15,8 @@ import (
 const (
 	maxLines       = 250
 	maxReadmeLines = 100
-	reserve        = 5   // lines: a page at its limit is squeezed instead of cut
-	maxColumns     = 120 // of prose; not of code, tables and links
+	reserve        = 5   // lines below the limit, so that a page near its limit is shortened before it is full
+	maxColumns     = 120 // columns of prose; not of code, tables and links
 	maxCellWords   = 20
 	screen         = 60 // lines: a longer page has a table of contents
 )
@@ -68,7 +68,7 @@ func TestPagesAreShortAndNarrow(t *testing.T) {
 		if strings.HasPrefix(name, "README") {
 			limit = maxReadmeLines
 		}
-		if lines := strings.Count(page, "\n"); lines > limit && name != "CHANGELOG.md" && name != "docs/codes.md" { // it is generated
+		if lines := strings.Count(page, "\n"); lines > limit && name != "CHANGELOG.md" && name != "docs/codes.md" { // docs/codes.md is generated
 			t.Errorf("%s has %d lines, want at most %d", name, lines, limit)
 		} else if lines > screen && strings.HasPrefix(name, "docs/") && !contents.MatchString(page) {
 			t.Errorf("%s has %d lines and no contents", name, lines)
@@ -76,7 +76,7 @@ func TestPagesAreShortAndNarrow(t *testing.T) {
 		for i, line := range strings.Split(withoutCode(page), "\n") {
 			if strings.HasPrefix(strings.TrimSpace(line), "|") {
 				limit := maxCellWords
-				if name == "docs/codes.md" && strings.HasPrefix(line, "| `Kubejoin") { // the description of an alert
+				if name == "docs/codes.md" && strings.HasPrefix(line, "| `Kubejoin") { // ignore descriptions of alerts
 					limit = 2 * maxCellWords
 				}
 				for cell := range strings.SplitSeq(strings.Trim(line, "| "), " | ") {
@@ -86,7 +86,7 @@ func TestPagesAreShortAndNarrow(t *testing.T) {
 				}
 				continue
 			}
-			if chinese[name] != "" { // where a line break inside a paragraph shows as a space
+			if chinese[name] != "" { // in Chinese, a line break inside a paragraph shows as a space
 				continue
 			}
 			if columns := utf8.RuneCountInString(mdLink.ReplaceAllString(line, "]")); columns > maxColumns {
@@ -96,11 +96,12 @@ func TestPagesAreShortAndNarrow(t *testing.T) {
 	}
 }
 
-// GitHub cuts a row after the last column of its table, for example if a command in it has a pipe.
+// GitHub drops the cells of a row beyond the columns of its table. A row gets such cells, for example, from a pipe in a
+// command.
 func TestRowsHaveTheColumnsOfTheirTable(t *testing.T) {
 	t.Parallel()
 	for name, page := range pages(t) {
-		columns := 0 // of the table, or 0 outside of tables
+		columns := 0 // columns of the current table; 0 outside tables
 		for i, line := range strings.Split(withoutCode(page), "\n") {
 			if !strings.HasPrefix(line, "|") {
 				columns = 0
@@ -117,7 +118,7 @@ func TestRowsHaveTheColumnsOfTheirTable(t *testing.T) {
 	}
 }
 
-// Contents list each heading of the second level.
+// The table of contents must list each heading of the second level.
 func TestContentsAreComplete(t *testing.T) {
 	t.Parallel()
 	for name, page := range pages(t) {
@@ -133,7 +134,7 @@ func TestContentsAreComplete(t *testing.T) {
 	}
 }
 
-// A link leads to a file of the repository, and to a heading that is there.
+// A link must lead to an existing file of the repository, and to an existing heading.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	all, links := pages(t), 0

@@ -21,7 +21,7 @@ var (
 	namedMetric    = regexp.MustCompile("(?m)^\\| `(kubejoin_[a-z0-9_]+)`")
 )
 
-// docs/metrics.md has a row for each metric, and no other.
+// docs/metrics.md must have a row for each metric, and no other rows.
 func TestMetricsPageIsComplete(t *testing.T) {
 	t.Parallel()
 	declared := map[string]bool{}
@@ -35,7 +35,7 @@ func TestMetricsPageIsComplete(t *testing.T) {
 
 var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")
 
-// chinese are the pages in Chinese, and the English ones that they follow.
+// chinese maps each Chinese page to the English page that it translates.
 var chinese = map[string]string{
 	"README.zh-CN.md":               "README.md",
 	"docs/zh-CN/install.md":         "docs/install.md",
@@ -43,8 +43,8 @@ var chinese = map[string]string{
 	"docs/zh-CN/troubleshooting.md": "docs/troubleshooting.md",
 }
 
-// TestChinesePagesFollowTheEnglishOnes catches a page in Chinese that has other commands, sections or rows of tables than
-// its English one. test/commands runs the commands of the English page.
+// TestChinesePagesFollowTheEnglishOnes catches a Chinese page that has other commands, sections or table rows than its
+// English page. test/commands runs the commands of the English page.
 func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 	t.Parallel()
 	for name := range pages(t) {
@@ -56,7 +56,7 @@ func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 		want, got := read(t, english), read(t, name)
 		for what, r := range map[string]*regexp.Regexp{"block": mdFence, "heading": mdLevel, "row": mdRow} {
 			inEnglish, inChinese := r.FindAllString(want, -1), r.FindAllString(got, -1)
-			if what == "row" { // the text of a row is translated
+			if what == "row" { // count rows only: their text is translated
 				inEnglish, inChinese = slices.Repeat([]string{""}, len(inEnglish)), slices.Repeat([]string{""}, len(inChinese))
 			}
 			if len(inEnglish) != len(inChinese) {
@@ -75,8 +75,8 @@ func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 	}
 }
 
-// terms are patterns of words that pages in Chinese must not use, and the words to use. Terms of Kubernetes are those of
-// kubernetes.io.
+// terms maps patterns of words that Chinese pages must not use to the words to use instead. The Chinese terms of Kubernetes
+// come from kubernetes.io.
 var terms = map[*regexp.Regexp]string{
 	regexp.MustCompile(`(?:^|[^动])引导令牌`):              "启动引导令牌",
 	regexp.MustCompile(`(?:每个|一个|各|在)控制平面(?:[^节]|$)`): "控制平面节点",
@@ -89,8 +89,8 @@ var terms = map[*regexp.Regexp]string{
 }
 
 var (
-	mdStart   = regexp.MustCompile(`^ *(?:[-*#|>]|\d+\.|<!--|!\[|$)`) // of a line that continues no paragraph
-	mdText    = regexp.MustCompile(`^ *(?:[-*>]|\d+\.|[^ #|<!])`)     // of a line that a paragraph may continue
+	mdStart   = regexp.MustCompile(`^ *(?:[-*#|>]|\d+\.|<!--|!\[|$)`) // start of a line that does not continue a paragraph
+	mdText    = regexp.MustCompile(`^ *(?:[-*>]|\d+\.|[^ #|<!])`)     // start of a line that the next line may continue
 	tokenWord = regexp.MustCompile(`(?:启动引导)?令牌`)
 )
 
@@ -127,8 +127,8 @@ var (
 	numbers  = regexp.MustCompile(`(?m)^- \*\*(\d+)(?:, (\d+))?\*\*: `)
 )
 
-// TestStepsHaveNumbersOfPicture catches a step of docs/how-it-works.md that has another number than its message in the
-// picture of a join, or none. The pictures in other languages have the same messages.
+// TestStepsHaveNumbersOfPicture catches a step of docs/how-it-works.md whose number is missing or differs from its message
+// in the picture of a join. The pictures in other languages must have the same messages.
 func TestStepsHaveNumbersOfPicture(t *testing.T) {
 	t.Parallel()
 	arrows := pictured.FindAllString(read(t, "docs/join.txt"), -1)

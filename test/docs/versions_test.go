@@ -12,7 +12,8 @@ import (
 
 var versionRange = regexp.MustCompile(`Kubernetes (1\.\d+) (?:to|至) (1\.\d+)`)
 
-// TestSupportedVersionsAgree catches a page or a program that names other versions of Kubernetes than the tests run.
+// TestSupportedVersionsAgree catches a page or a program that names other Kubernetes versions than the versions that the
+// tests run.
 func TestSupportedVersionsAgree(t *testing.T) {
 	t.Parallel()
 	versions, err := cluster.Versions()

@@ -41,7 +41,7 @@ const (
 	selfNodeClient = "--clusterrole=system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
-// faults are faults of a cluster whose commands mend them.
+// faults are faults of a cluster. The commands in their findings must repair them.
 var faults = []struct {
 	name   string
 	inject func(*testing.T, *patient)
@@ -112,12 +112,12 @@ var faults = []struct {
 	}, []string{"token-malformed"}},
 }
 
-// kubectl returns a fault that kubectl makes.
+// kubectl returns a function that causes a fault with kubectl.
 func kubectl(args ...string) func(*testing.T, *patient) {
 	return func(t *testing.T, p *patient) { t.Helper(); p.RunKubectl(t, args...) }
 }
 
-// secret creates the Secret of a token that another tool made.
+// secret creates the Secret of a token as another tool would.
 func (p *patient) secret(t *testing.T, token tokens.Token, data map[string]string) {
 	t.Helper()
 	all := map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true"}
@@ -157,7 +157,7 @@ func TestDoctor(t *testing.T) {
 		{"less rights", p.lessRights},
 		{"no cluster", p.noCluster},
 		{"no namespace", p.noNamespace},
-		{"spent token", p.spentToken}, // kubejoin stops with this part
+		{"spent token", p.spentToken}, // this test stops kubejoin
 		{"without kubejoin", p.withoutKubejoin},
 	} {
 		if !t.Run(part.name, part.run) {
@@ -167,8 +167,8 @@ func TestDoctor(t *testing.T) {
 	p.onlyReads(t)
 }
 
-// rogue has a fault on the control plane, and a worker that posts the Pod of a kube-apiserver without it. Workers may do
-// that, but not label their Nodes as control planes.
+// rogue causes a fault on the control plane, and a worker posts the Pod of a kube-apiserver without the fault. Workers can
+// post such Pods, but cannot label their Nodes as control planes.
 func rogue(t *testing.T, p *patient) {
 	p.controlPlane(t, good+"  - {name: enable-admission-plugins, value: AlwaysPullImages}\n", handedOver)
 	node := must.Value(p.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rogue"}}, metav1.CreateOptions{}))(t)
@@ -198,7 +198,7 @@ func rogue(t *testing.T, p *patient) {
 	for i := range command {
 		command[i] = strings.ReplaceAll(command[i], "AlwaysPullImages", "NodeRestriction")
 	}
-	harness.Wait(t, "a mirror pod of a worker", func() error { // NodeRestriction finds the Node in a cache
+	harness.Wait(t, "a mirror pod of a worker", func() error { // NodeRestriction reads the Node from a cache that may lag
 		_, err := worker.CoreV1().Pods("kube-system").Create(t.Context(), pod, metav1.CreateOptions{})
 		return err
 	})
@@ -223,7 +223,7 @@ func (p *patient) finds(t *testing.T, args []string, want ...string) doctor.Diag
 	return r
 }
 
-// anonymous checks the address of --advertise, and the access that is not needed with it.
+// anonymous checks the address of --advertise, and anonymous access, which is not needed with this flag.
 func (p *patient) anonymous(t *testing.T) {
 	p.finds(t, []string{"--advertise=" + p.Endpoint}, "anonymous-on", "cluster-info-public")
 	p.finds(t, []string{"--advertise=" + harness.FreeAddress(t)}, "advertise-unreachable")
@@ -248,12 +248,12 @@ func (p *patient) anonymous(t *testing.T) {
 	p.finds(t, nil, "anonymous-on", "cluster-info-public")
 	p.RunKubectl(t, "-n", "kubejoin-system", "delete", "pod", "kubejoin", "--grace-period=0", "--force")
 
-	// withoutKubejoin starts the API server with the file that the command writes.
+	// withoutKubejoin restarts the API server later with the file that the command writes.
 	p.mend(t, "--advertise="+p.Endpoint)
 	if manifest := harness.ReadFile(t, filepath.Join(p.manifests, "kube-apiserver.yaml")); !bytes.Contains(manifest, []byte("- --authentication-config=/etc/kubernetes/pki/authentication.yaml\n")) {
 		t.Errorf("kube-apiserver has no --authentication-config:\n%s", manifest)
 	}
-	p.finds(t, []string{"--advertise=" + p.Endpoint}, "anonymous-on") // the API server did not start again
+	p.finds(t, []string{"--advertise=" + p.Endpoint}, "anonymous-on") // the API server still runs with anonymous access
 	p.mend(t)
 	p.healthy(t)
 }
@@ -270,11 +270,11 @@ func (p *patient) clock(t *testing.T) {
 		facts := must.Value(doctor.Read(t.Context(), doctor.Options{
 			Cluster: config, URL: "https://" + p.Endpoint, Version: "v9.9.9", Now: func() time.Time { return time.Now().Add(skew) },
 		}))(t)
-		r := doctor.Diagnose(facts).Without([]string{"loopback-address"}) // as patient.run
+		r := doctor.Diagnose(facts).Without([]string{"loopback-address"}) // as patient.run does
 		if !slices.Equal(ids(r), []string{"clock-skew"}) || len(r.Findings) != 2 {
 			t.Errorf("%s: got %+v, want clock-skew", skew, r.Findings)
 		}
-		// A build without a version.
+		// This build has no version.
 		if len(r.Unchecked) != 1 || r.Unchecked[0].Check != "kubejoin-version" {
 			t.Errorf("unchecked: %+v, want the version", r.Unchecked)
 		}
@@ -291,8 +291,8 @@ func (p *patient) nodes(t *testing.T) {
 	p.healthy(t)
 }
 
-// spentToken lets kube-controller-manager add a signature that kubejoin has removed. Then neither of the two writes, and
-// doctor reports it.
+// spentToken lets kube-controller-manager add a signature again that kubejoin has removed. After that, neither of them
+// writes, and doctor must report the signature.
 func (p *patient) spentToken(t *testing.T) {
 	token := p.CreateToken(t, tokens.Limits{MaxNodes: 1})
 	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, p.Cluster, token.ID()), "spends", certificates.KubeAPIServerClientKubeletSignerName, "left-1"))
@@ -311,7 +311,7 @@ func (p *patient) spentToken(t *testing.T) {
 		})
 	}
 	p.Stop(20 * time.Second)
-	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig()) // it looks for spent tokens at its start, and then once a minute
+	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig()) // kubejoin looks for spent tokens at its start, and then once a minute
 	signs(false)
 	p.healthy(t)
 	p.controlPlane(t, good, `  - {name: controllers, value: "*,bootstrapsigner,-csrapproving,-csrsigning,-csrcleaner"}`+"\n")
@@ -325,7 +325,7 @@ func (p *patient) spentToken(t *testing.T) {
 	p.healthy(t)
 }
 
-// lessRights checks that a check that could not be made is never silent.
+// lessRights checks that doctor reports each check that it could not make.
 func (p *patient) lessRights(t *testing.T) {
 	nobody := must.Value(p.ServiceAccountKubeconfig(t.Context(), "doctors", "nobody"))(t)
 	stdout, stderr, code := p.run(t, nobody)
@@ -347,7 +347,7 @@ func (p *patient) lessRights(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
 	}
-	// A cluster whose control plane has no Pods.
+	// This cluster has no Pods of a control plane.
 	p.RunKubectl(t, "-n", "kube-system", "delete", "pods", "-l", "tier=control-plane", "--grace-period=0", "--force")
 	stdout, _, code = p.run(t, p.reader)
 	if code != 2 || !strings.Contains(stdout, "kube-controller-manager: could not check: kube-controller-manager has no visible static Pod on control-plane") {
@@ -366,12 +366,12 @@ func (p *patient) noCluster(t *testing.T) {
 	}
 }
 
-// noNamespace deletes kubejoin-system, with the roles in it. kubejoin reports that it is not ready.
+// noNamespace deletes kubejoin-system with its roles. kubejoin must report that it is not ready.
 func (p *patient) noNamespace(t *testing.T) {
 	p.RunKubectl(t, "delete", "namespace", "kubejoin-system", "--wait=false")
 	namespaces := p.Client().CoreV1().Namespaces()
 	namespace := must.Value(namespaces.Get(t.Context(), "kubejoin-system", metav1.GetOptions{}))(t)
-	namespace.Spec.Finalizers = nil // no namespace controller runs
+	namespace.Spec.Finalizers = nil // because no namespace controller runs
 	must.Value(namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}))(t)
 	p.finds(t, []string{"--skip=kubejoin-not-running"}, "namespace-missing") // after a while, kubejoin cannot renew its Lease
 	harness.Wait(t, "failed check claims", func() error {
@@ -407,7 +407,7 @@ func (p *patient) noNamespace(t *testing.T) {
 	})
 }
 
-// withoutKubejoin has faults that a running kubejoin would mend.
+// withoutKubejoin tests faults that a running kubejoin would repair.
 func (p *patient) withoutKubejoin(t *testing.T) {
 	const stopped = "kubejoin-not-running"
 	p.Stop(20 * time.Second)
@@ -474,10 +474,10 @@ func (p *patient) onlyReads(t *testing.T) {
 	for call, err := range p.audit.Calls() {
 		must.OK(t, err)
 		if call.User.Username == "system:anonymous" && !strings.HasPrefix(call.UserAgent, "kubejoin") && call.Verb == "get" {
-			continue // probes
+			continue // a request of a health probe
 		}
 		if call.Verb == "create" && strings.HasSuffix(call.RequestURI, "?dryRun=All") {
-			continue // it changes nothing, and a reader may be refused
+			continue // a dry run changes nothing, and kube-apiserver may refuse it to a reader
 		}
 		seen[call.Verb]++
 		if !slices.Contains([]string{"get", "list", "watch"}, call.Verb) {

@@ -25,14 +25,14 @@ import (
 // reader is the user of 'kubejoin doctor' in these tests. It may only get and list.
 const reader = "system:serviceaccount:doctors:reader"
 
-// A patient is a cluster with kubejoin, and with the Pods of a control plane of kubeadm. The API server and
-// kube-controller-manager themselves run without Pods.
+// A patient is a cluster with kubejoin, and with the Pods of a kubeadm control plane. The real API server and
+// kube-controller-manager run without Pods.
 type patient struct {
 	*harness.Site
 	audit     cluster.AuditLog
 	reader    string // kubeconfig
 	manifests string // folder of the static pods
-	pki       string // folder for /etc/kubernetes/pki of its commands
+	pki       string // folder that replaces /etc/kubernetes/pki in commands
 	bin       string // folder with kubejoin and kubectl
 }
 
@@ -40,7 +40,7 @@ func newPatient(t *testing.T) *patient {
 	t.Helper()
 	p := &patient{audit: harness.NewAuditLog(t, `- {level: Metadata, users: ["`+reader+`", "system:anonymous"]}`+"\n- level: None\n"), bin: t.TempDir(), pki: t.TempDir()}
 	p.Site = harness.PrepareSite(t, cluster.Options{APIServerFlags: p.audit.Flags()})
-	// As administrator, kubejoin works without the objects that the tests delete.
+	// kubejoin runs as administrator, so that it works without the objects that the tests delete.
 	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig())
 	p.WaitLeader(t)
 
@@ -58,7 +58,7 @@ func newPatient(t *testing.T) *patient {
 	return p
 }
 
-// node creates the Node of the control plane. It has no kubelet, so its condition changes only later.
+// node creates the Node of the control plane. It has no kubelet, so its condition does not change immediately.
 func (p *patient) node(t *testing.T) {
 	t.Helper()
 	nodes := p.Client().CoreV1().Nodes()
@@ -69,7 +69,7 @@ func (p *patient) node(t *testing.T) {
 	must.Value(nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 }
 
-// Settings of kubeadm with which there are no findings.
+// Settings of kubeadm with which doctor has no findings.
 const (
 	good       = "  - {name: kubelet-certificate-authority, value: /etc/kubernetes/pki/ca.crt}\n"
 	handedOver = `  - {name: controllers, value: "*,-csrapproving,-csrsigning,-csrcleaner"}` + "\n"
@@ -133,7 +133,7 @@ func (p *patient) run(t *testing.T, kubeconfig string, args ...string) (stdout, 
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// report is the report of doctor in JSON.
+// report returns the diagnosis that doctor prints as JSON.
 func (p *patient) report(t *testing.T, args ...string) doctor.Diagnosis {
 	t.Helper()
 	stdout, stderr, code := p.run(t, p.reader, append(args, "-o", "json")...)
@@ -154,7 +154,7 @@ func (p *patient) report(t *testing.T, args ...string) doctor.Diagnosis {
 	return r
 }
 
-// ids returns the IDs of findings, sorted, each once.
+// ids returns the IDs of findings, sorted and unique.
 func ids(r doctor.Diagnosis) []string {
 	var all []string
 	for _, f := range r.Findings {
@@ -164,8 +164,8 @@ func ids(r doctor.Diagnosis) []string {
 	return slices.Compact(all)
 }
 
-// mend runs the commands of all findings in the repository, as administrator. Those for the machine of the control
-// plane change the folder of manifests, and its Pods.
+// mend runs the commands of all findings as administrator, in the root of the repository. Commands for the control plane's
+// machine change the folder of manifests, and its Pods.
 func (p *patient) mend(t *testing.T, args ...string) {
 	t.Helper()
 	commands, _, _ := p.run(t, p.reader, append(args, "--fix")...)

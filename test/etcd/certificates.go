@@ -20,8 +20,8 @@ import (
 // Files are the paths of the files for kubejoin's --etcd-cafile, --etcd-certfile and --etcd-keyfile.
 type Files struct{ CA, Cert, Key string }
 
-// User returns the files of a user of etcd, and writes them at the first call. The common name of the certificate is
-// the user name.
+// User returns the files of an etcd user, and writes them at the first call. The common name of the certificate is the user
+// name.
 func (c *Cluster) User(name string) (Files, error) {
 	f := Files{CA: c.file("ca.crt"), Cert: c.file("user-" + name + ".crt"), Key: c.file("user-" + name + ".key")}
 	if _, err := os.Stat(f.Cert); !errors.Is(err, fs.ErrNotExist) {
@@ -38,7 +38,7 @@ type authority struct {
 	key         crypto.Signer
 }
 
-// newAuthority writes ca.crt into a folder, and removes what an earlier CA has issued there.
+// newAuthority writes ca.crt into a folder, and removes the certificates of an earlier CA there.
 func newAuthority(dir string) (a authority, err error) {
 	for _, pattern := range []string{"*.crt", "*.key"} {
 		earlier, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -67,7 +67,7 @@ func newAuthority(dir string) (a authority, err error) {
 	return a, writePEM(filepath.Join(dir, "ca.crt"), "CERTIFICATE", der)
 }
 
-// server writes server.crt and server.key, which all members share. Members also use them as clients of each other.
+// server writes server.crt and server.key, which all members share. Members also use it as client certificate for each other.
 func (a authority) server(dir string) error {
 	return a.issue(filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"), &x509.Certificate{
 		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},

@@ -28,19 +28,19 @@ import (
 // startTimeout is how long a member may take to be ready on a busy machine.
 const startTimeout = 3 * time.Minute
 
-// Options are the options of an etcd cluster. Zero Options are one member for a test.
+// Options are the options of an etcd cluster. With zero Options, it has one member, for a test.
 type Options struct {
 	// Members is the number of members; zero means 1.
 	Members int
-	// Quota limits the database of each member, in bytes. A member that reaches it raises the alarm NOSPACE. Zero is
+	// Quota limits the database of each member, in bytes. A member that reaches it raises the alarm NOSPACE. Zero means
 	// etcd's default.
 	Quota int64
-	// Dir is the folder of certificates, data and logs. It stays after [Cluster.Close]. Empty is a temporary folder.
+	// Dir is the folder of certificates, data and logs. It remains after [Cluster.Close]. Empty means a temporary folder.
 	Dir string
-	// Ports has for each member the port for clients and the port for other members. Empty means free ports.
+	// Ports has two ports for each member: for clients, and for other members. Empty means free ports.
 	Ports [][2]int
-	// Sync makes members write to disk before they acknowledge, as in production. Tests do without: a process that is
-	// killed loses nothing.
+	// Sync makes members write to disk before they acknowledge, as in production. Tests do not need it: a killed process
+	// loses no written data.
 	Sync bool
 	// Progress receives lines of progress while etcd is built; nil discards them.
 	Progress io.Writer
@@ -54,7 +54,7 @@ type Cluster struct {
 	options     Options
 	program     string
 	ca          authority
-	transport   *http.Transport // of probes; has the certificate of user root
+	transport   *http.Transport // for probes, with the certificate of user root
 	client      *clientv3.Client
 	members     []*member
 	keepFolders bool
@@ -79,7 +79,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	return c, nil
 }
 
-// ForTest is [Start] for a test, and closes the cluster when the test ends. With -short it skips the test. If the test
+// ForTest calls [Start] for a test, and closes the cluster when the test ends. With -short it skips the test. If the test
 // failed, ForTest logs the end of the log of each member.
 func ForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
@@ -146,7 +146,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	return err
 }
 
-// Endpoints returns the URLs of the members, without a [Network] between.
+// Endpoints returns the URLs of the members themselves, without a [Network] in front.
 func (c *Cluster) Endpoints() []string {
 	var all []string
 	for _, m := range c.members {
@@ -155,7 +155,7 @@ func (c *Cluster) Endpoints() []string {
 	return all
 }
 
-// Client returns a client of the user root that connects to all members, without a [Network] between.
+// Client returns a client of the user root that connects to all members, without a [Network] in front.
 func (c *Cluster) Client() *clientv3.Client { return c.client }
 
 // NewClient returns a client that connects to endpoints with the certificate of a user. The caller closes it.

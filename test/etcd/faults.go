@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Faults is a gRPC proxy for each member of a [Network]. It makes some of the calls fail, before or after they took
-// effect. A watch fails when it begins.
+// Faults is a gRPC proxy for each member of a [Network]. It fails some of the calls, before or after they take effect. A
+// watch fails when it begins.
 type Faults struct {
 	servers   []*grpc.Server
 	upstream  []*grpc.ClientConn
@@ -33,17 +33,17 @@ type Faults struct {
 	mu      sync.Mutex
 	random  *rand.Rand
 	rate    float64
-	failing int // see FailTransactions
+	failing int // transactions still to fail, see FailTransactions
 	counts  FaultCounts
 	reads   Reads
 }
 
-// FaultCounts is how many calls passed, and how many failed before and after they took effect.
+// FaultCounts counts the calls that passed, and the calls that failed before and after they took effect.
 type FaultCounts struct{ Passed, Before, After int }
 
-// Faults returns proxies in front of a network. They fail the fraction rate of all calls. Each call draws from one
-// random sequence that seed determines. Stop them with [Faults.Close]. They connect to the members as a user of etcd,
-// because a proxy cannot present the certificate of its client.
+// Faults returns proxies in front of a network. They fail the fraction rate of all calls. seed determines the random
+// sequence for these decisions. Stop the proxies with [Faults.Close]. They connect to the members as an etcd user, because
+// a proxy cannot present the certificate of its client.
 func (c *Cluster) Faults(n *Network, user string, seed uint64, rate float64) (*Faults, error) {
 	config, err := c.TLS(user)
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *Cluster) Faults(n *Network, user string, seed uint64, rate float64) (*F
 	for _, endpoint := range n.Endpoints() {
 		conn, err := grpc.NewClient("passthrough:///"+strings.TrimPrefix(endpoint, "https://"),
 			grpc.WithTransportCredentials(credentials.NewTLS(config)),
-			// As a client of etcd does, leave a member that does not respond.
+			// Like etcd's client, close connections to a member that does not respond.
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second, PermitWithoutStream: true}),
 			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{}), grpc.MaxCallRecvMsgSize(64<<20)))
 		if err != nil {
@@ -75,7 +75,7 @@ func (c *Cluster) Faults(n *Network, user string, seed uint64, rate float64) (*F
 			grpc.UnknownServiceHandler(func(_ any, client grpc.ServerStream) error { return f.forward(client, conn) }))
 		f.servers = append(f.servers, server)
 		f.endpoints = append(f.endpoints, "https://"+listener.Addr().String())
-		f.running.Go(func() { _ = server.Serve(listener) }) // ends with Stop
+		f.running.Go(func() { _ = server.Serve(listener) }) // returns after Stop
 	}
 	return f, nil
 }
@@ -83,14 +83,14 @@ func (c *Cluster) Faults(n *Network, user string, seed uint64, rate float64) (*F
 // Endpoints returns the URLs of the proxies.
 func (f *Faults) Endpoints() []string { return f.endpoints }
 
-// FailTransactions makes the next transactions fail before they take effect, as if their member stopped.
+// FailTransactions fails the next n transactions before they take effect, as if their member stopped.
 func (f *Faults) FailTransactions(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failing = n
 }
 
-// Counts returns what has happened so far.
+// Counts returns the counts so far.
 func (f *Faults) Counts() FaultCounts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,8 +108,8 @@ func (f *Faults) Close() {
 	f.running.Wait()
 }
 
-// failures are errors that a client of etcd sees when a member or its network fails. Each leaves open whether the call
-// took effect.
+// failures are errors that an etcd client gets when a member or its network fails. After each, the client does not know
+// whether the call took effect.
 var failures = []error{
 	rpctypes.ErrGRPCTimeout, rpctypes.ErrGRPCLeaderChanged, rpctypes.ErrGRPCTimeoutDueToConnectionLost,
 	status.Error(codes.Unavailable, "injected: transport is closing"),

@@ -22,11 +22,11 @@ import (
 
 type member struct {
 	name          string
-	address, peer string // where clients and other members connect to
+	address, peer string // addresses for clients and for other members
 	process       *cluster.Process
 }
 
-// launch starts the process of a member. state is etcd's --initial-cluster-state, which counts only without data.
+// launch starts the process of a member. state is etcd's --initial-cluster-state, which etcd ignores if the member has data.
 func (c *Cluster) launch(m *member, state string) error {
 	var all []string
 	for _, other := range c.members {
@@ -49,7 +49,7 @@ func (c *Cluster) launch(m *member, state string) error {
 		"--peer-trusted-ca-file=" + c.file("ca.crt"),
 		"--peer-cert-file=" + c.file("server.crt"),
 		"--peer-key-file=" + c.file("server.key"),
-		"--auto-compaction-retention=5m", // nothing else compacts
+		"--auto-compaction-retention=5m", // kubejoin does not compact
 		"--logger=zap", "--log-level=warn",
 	}
 	if !c.options.Sync {
@@ -93,7 +93,7 @@ func (c *Cluster) ready(ctx context.Context, m *member) error {
 // Kill kills a member with SIGKILL.
 func (c *Cluster) Kill(i int) { c.members[i].process.Stop(0) }
 
-// Restart starts a member that was killed, with its data, and waits until it is ready. Without a quorum it never is:
+// Restart starts a killed member with its data, and waits until it is ready. A member without a quorum never becomes ready:
 // start such members with [Cluster.Launch].
 func (c *Cluster) Restart(ctx context.Context, i int) error {
 	if err := c.Launch(i); err != nil {
@@ -102,7 +102,7 @@ func (c *Cluster) Restart(ctx context.Context, i int) error {
 	return c.WaitReady(ctx, i)
 }
 
-// Launch is [Cluster.Restart] without waiting.
+// Launch is like [Cluster.Restart], but does not wait.
 func (c *Cluster) Launch(i int) error {
 	select {
 	case <-c.members[i].process.Done():
@@ -125,7 +125,7 @@ func (c *Cluster) Leader(ctx context.Context) (int, error) {
 	for {
 		leader, term := -1, uint64(0)
 		for i := range c.members {
-			// A member that was paused may report itself with an old term.
+			// A member that was paused may still report itself as leader of an old term.
 			status, err := c.status(ctx, i)
 			if err == nil && status.RaftTerm > term {
 				leader, term = -1, status.RaftTerm
@@ -178,7 +178,7 @@ func (c *Cluster) Replace(ctx context.Context, i int) error {
 	// etcd refuses these changes while it is not certain that enough members are connected.
 	if err := retry(ctx, func(ctx context.Context) error {
 		_, err := c.client.MemberRemove(ctx, members.Members[at].ID)
-		if errors.Is(err, rpctypes.ErrMemberNotFound) { // removed by a try whose response was lost
+		if errors.Is(err, rpctypes.ErrMemberNotFound) { // an earlier attempt, whose response was lost, has removed it
 			return nil
 		}
 		return err

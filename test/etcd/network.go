@@ -8,8 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// A Network is the path from one client to the members: a proxy for each member. Other clients do not use it, so that a
-// test can separate one client from one member.
+// A Network is the path from one client to the members: it has a proxy for each member. Other clients do not use this path,
+// so that a test can separate one client from one member.
 type Network struct {
 	links []*cluster.Proxy
 
@@ -40,22 +40,22 @@ func (n *Network) Endpoints() []string {
 	return all
 }
 
-// Cut closes the connections to members and refuses new ones, until Heal. Without members, it cuts all.
+// Cut closes the connections to members and refuses new ones, until Heal. Without members, it does so for all.
 func (n *Network) Cut(members ...int) { n.each(members, (*cluster.Proxy).Cut) }
 
-// Drop stops to forward to and from members, as if packets were lost, until Heal. Connections stay open. Without
-// members, it drops for all.
+// Drop stops forwarding to and from members until Heal, as if packets were lost. Connections stay open. Without members,
+// Drop stops it for all.
 func (n *Network) Drop(members ...int) { n.each(members, (*cluster.Proxy).Stall) }
 
-// Delay delays what is sent to and from members, until Heal. Without members, it delays for all.
+// Delay delays all data to and from members, until Heal. Without members, it delays data for all.
 func (n *Network) Delay(d time.Duration, members ...int) {
 	n.each(members, func(p *cluster.Proxy) func() { return p.Delay(d) })
 }
 
-// Heal ends Cut, Drop and Delay for members; without members for all.
+// Heal ends Cut, Drop and Delay for members. Without members, it ends them for all.
 func (n *Network) Heal(members ...int) { n.each(members, nil) }
 
-// each ends what was done to the members before, and then does something else.
+// each ends an earlier Cut, Drop or Delay for the members, and then calls do for each member.
 func (n *Network) each(members []int, do func(*cluster.Proxy) (heal func())) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

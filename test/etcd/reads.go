@@ -8,15 +8,15 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Reads are the reads and transactions that passed [Faults], and the watches.
+// Reads has figures about the reads, transactions and watches that passed [Faults].
 type Reads struct {
 	// Calls is the number of reads and transactions, and Rows the number of rows and events in the responses.
 	Calls, Rows int
-	// Visited is the number of keys in the ranges of all reads. etcd visits each of them, even if a limit of the read
-	// leaves out its row.
+	// Visited is the number of keys in the ranges of all reads. etcd visits each of these keys, even if the read has a
+	// limit and does not return the row.
 	Visited int64
-	// Ranges are the first and the last key of each read and watch. The last key itself is excluded. It is empty for a
-	// single key.
+	// Ranges are the first and the last key of each read and watch. The range excludes the last key. The last key is empty
+	// if the range is a single key.
 	Ranges [][2]string
 }
 
@@ -24,7 +24,7 @@ type Reads struct {
 func (r Reads) Touches(prefix string) bool {
 	for _, keys := range r.Ranges {
 		first, last := keys[0], keys[1]
-		// A last key of one zero byte means all keys from the first.
+		// If the last key is one zero byte, the range has no end.
 		if strings.HasPrefix(first, prefix) || first < prefix && (last > prefix || last == "\x00") {
 			return true
 		}
@@ -32,7 +32,7 @@ func (r Reads) Touches(prefix string) bool {
 	return false
 }
 
-// TakeReads returns what has passed since the last call.
+// TakeReads returns the Reads since the last call.
 func (f *Faults) TakeReads() Reads {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -41,12 +41,12 @@ func (f *Faults) TakeReads() Reads {
 	return taken
 }
 
-// decode reads a message of etcd 3.6 or 3.7. Those of 3.7 have no method Unmarshal.
+// decode reads a message of etcd 3.6 or 3.7. The messages of 3.7 have no method Unmarshal.
 func decode(message []byte, into any) error {
 	return encoding.GetCodecV2("proto").Unmarshal(mem.BufferSlice{mem.SliceBuffer(message)}, into)
 }
 
-// A message that cannot be decoded is left to etcd and its client, which report it.
+// requested counts a request. It ignores messages that it cannot decode, because etcd and its client report them.
 func (f *Faults) requested(method string, message []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

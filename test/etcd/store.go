@@ -9,10 +9,10 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
-// prefixes numbers the stores that share one etcd.
+// prefixes is the number of the last store with its own prefix.
 var prefixes atomic.Int64
 
-// Store opens a store with a prefix of its own, and closes it when the test ends.
+// Store opens a store with its own prefix, and closes it when the test ends.
 func (c *Cluster) Store(t testing.TB) *etcdstore.Store {
 	t.Helper()
 	return c.StoreAt(t, fmt.Sprintf("/test/%d", prefixes.Add(1)))

@@ -22,7 +22,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// churnFor is how long [TestMemoryStaysFlatUnderChurn] runs: KUBEJOIN_TEST_CHURN, or 30 s.
+// churnFor returns how long [TestMemoryStaysFlatUnderChurn] runs: the value of KUBEJOIN_TEST_CHURN, or 30 s.
 func churnFor(t *testing.T) time.Duration {
 	t.Helper()
 	if given := os.Getenv("KUBEJOIN_TEST_CHURN"); given != "" {
@@ -37,11 +37,11 @@ const churners = 8
 // churnPause is how long a machine waits between two rounds.
 const churnPause = 500 * time.Millisecond
 
-// A sample is what a replica uses at a time.
+// A sample is the resource usage of a replica at one time.
 type sample struct{ goroutines, heap float64 }
 
-// TestMemoryStaysFlatUnderChurn lets machines join and leave at three replicas while members of etcd restart. It catches
-// memory and goroutines that grow.
+// TestMemoryStaysFlatUnderChurn lets machines join and leave at three replicas while members of etcd restart. It catches a
+// growing number of goroutines or amount of memory.
 func TestMemoryStaysFlatUnderChurn(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3})
@@ -85,7 +85,7 @@ func TestMemoryStaysFlatUnderChurn(t *testing.T) {
 	for ctx.Err() == nil {
 		for i, p := range s.all {
 			metrics := p.Metrics(t)
-			// The next collection is due at twice what the last one has left.
+			// go_memstats_next_gc_bytes is twice the heap in use after the last garbage collection.
 			samples[i] = append(samples[i], sample{harness.Metric(t, metrics, "go_goroutines"), harness.Metric(t, metrics, "go_memstats_next_gc_bytes") / 2})
 		}
 		select {
@@ -117,7 +117,7 @@ func mean(all []sample) (m sample) {
 	return m
 }
 
-// round lets a machine join with a token of its own and leave, each step at another replica.
+// round lets a machine join with its own token and leave again, each step at another replica.
 func (s *service) round(ctx context.Context, node string, csr []byte, retries *atomic.Int64) error {
 	token, expires := tokens.Generate(), time.Now().Add(10*time.Minute)
 	at := rand.IntN(len(s.all))
@@ -160,7 +160,8 @@ func (s *service) round(ctx context.Context, node string, csr []byte, retries *a
 	return nil
 }
 
-// gone is err, or nil if what was to be deleted does not exist. An earlier try, whose response was lost, has deleted it.
+// gone returns err, or nil if err says that the object does not exist: an earlier attempt, whose response was lost, has
+// deleted it.
 func gone(err error) error {
 	if p := (*api.Problem)(nil); errors.As(err, &p) && p.Status == http.StatusNotFound {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// TestClocksThatDiffer has a replica whose clock is five minutes off. It states what holds: limits count the same at each
-// replica, and only the end of a token moves by the difference.
+// TestClocksThatDiffer has a replica whose clock is wrong by five minutes. Limits must hold at each replica, and only the
+// expiration of a token may move by this difference.
 func TestClocksThatDiffer(t *testing.T) {
 	harness.Parallel(t)
 	c, ca, h := etcd.ForTest(t, etcd.Options{}), newCA(t), newHistory()
@@ -71,7 +71,7 @@ func TestClocksThatDiffer(t *testing.T) {
 			}
 		})
 	}
-	// On a cluster, kube-apiserver's clock counts for the request, and kubejoin's for the token.
+	// On a cluster, the time of a request comes from kube-apiserver's clock, and kubejoin checks the token with its own clock.
 	record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	_, err := right.tokens.Create(t.Context(), record)
 	must.OK(t, err)

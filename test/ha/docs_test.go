@@ -17,7 +17,7 @@ import (
 // commandBlock is a block of the page whose commands this test runs.
 var commandBlock = regexp.MustCompile("(?ms)^<!-- run by TestCommandsOfHAPage -->\n```sh\n(.*?)^```$")
 
-// haPrepare starts servers as in a terminal of their own, and waits until the last of their ports is ready.
+// haPrepare starts servers as if each ran in its own terminal, and waits until the last port is ready.
 const haPrepare = `
 set -euo pipefail
 ip link set lo up
@@ -35,7 +35,7 @@ in_terminal() {
 }
 `
 
-// haCheck checks what the commands have done. The first replica of make run-ha was replaced by the one of the page.
+// haCheck checks the effect of the commands. By then, the replica of the page has replaced the first replica of make run-ha.
 const haCheck = `
 curl -K kubejoin-ha-data/curlrc -X POST https://127.0.0.1:9444/v1/token/print-join-command # with the rights of user kubejoin
 if etcdctl --cert kubejoin-ha-data/etcd/user-kubejoin.crt --key kubejoin-ha-data/etcd/user-kubejoin.key get /other; then
@@ -43,11 +43,11 @@ if etcdctl --cert kubejoin-ha-data/etcd/user-kubejoin.crt --key kubejoin-ha-data
 fi
 `
 
-// TestCommandsOfHAPage runs the commands of docs/ha.md on loopback, with the real etcdctl. The paths and addresses of the
-// page are those of make run-ha. It catches a user of etcd with too few rights, or too many.
+// TestCommandsOfHAPage runs the commands of docs/ha.md on loopback, with the real etcdctl. The page uses the paths and
+// addresses of make run-ha. It catches an etcd user with too few rights, or too many.
 func TestCommandsOfHAPage(t *testing.T) {
 	harness.Parallel(t)
-	cluster.NeedRoot(t) // for a network of its own, in which the ports are free
+	cluster.NeedRoot(t) // to create a separate network in which the ports are free
 	etcdctl := must.Value(cluster.BuildEtcdctl(t.Context(), t.Output()))(t)
 	// make run-ha looks for etcd in the repository.
 	work := must.Value(os.MkdirTemp(harness.RepositoryFile(t, "bin/test"), "ha-page-"))(t)

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// maxOutage is how long no write may succeed after a replica or a member of etcd was lost.
+// maxOutage is the longest time without a successful write after the loss of a replica or an etcd member.
 const maxOutage = 5 * time.Second
 
-// A failover measures how long no write succeeds. Each of its writes is a client of its own, which retries at the next
+// A failover measures the longest time without a successful write. Each write has its own client, which retries at the next
 // target until it succeeds.
 type failover struct {
 	targets int
 	start   func() (write func(ctx context.Context, target int) error)
 }
 
-// usual is how long a write takes now.
+// usual returns how long a write takes now.
 func (f *failover) usual(t *testing.T) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -27,7 +27,7 @@ func (f *failover) usual(t *testing.T) time.Duration {
 	return time.Since(began) / time.Duration(f.targets)
 }
 
-// retried writes until it succeeds, and returns how often it failed.
+// retried retries a write until it succeeds, and returns how often it failed.
 func (f *failover) retried(t *testing.T, target int) (failed int) {
 	began, write := time.Now(), f.start()
 	for ; ; failed++ {
@@ -43,14 +43,14 @@ func (f *failover) retried(t *testing.T, target int) (failed int) {
 	}
 }
 
-// clientsEach is how many clients begin before a failure, and at least how many after it.
+// clientsEach is how many clients begin before a failure. At least as many begin after it.
 const clientsEach = 20
 
-// during runs fail, which ends a replica or a member, while a client begins every 50 ms. It fails the test if no client
-// that began afterwards succeeds in time.
+// during calls fail, which ends a replica or a member, while a client begins every 50 ms. It fails the test if no client
+// that began after the failure succeeds in time.
 func (f *failover) during(t *testing.T, what string, fail func()) {
 	t.Helper()
-	most := maxOutage + 5*f.usual(t) // on a busy machine
+	most := maxOutage + 5*f.usual(t) // allows for a busy machine
 	var mu sync.Mutex
 	var resumed, slowest time.Duration
 	var failed time.Time

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A history records what stores were called with and what they returned, for [history.check].
+// A history records the arguments and results of calls of stores, for [history.check].
 type history struct {
 	began time.Time
 
@@ -26,13 +26,13 @@ type history struct {
 
 func newHistory() *history { return &history{began: time.Now()} }
 
-// An operation is a read or a conditional write of one token or claim. The values are texts; empty means that there is
-// none.
+// An operation is a read or a conditional write of one token or claim. The values are texts; empty means that the token or
+// claim does not exist.
 type operation struct {
 	key           string
-	before, after string // a read has the same in both
-	unknown       bool   // the write took effect, or it did not
-	any           bool   // a read that found something, whatever it was
+	before, after string // equal in a read
+	unknown       bool   // the write may or may not have taken effect
+	any           bool   // a read that found a value, which is not known
 }
 
 func (o operation) String() string {
@@ -47,11 +47,11 @@ func (o operation) String() string {
 	return fmt.Sprintf("%s: %q -> %q", o.key, o.before, o.after)
 }
 
-// now is the time of a call or return.
+// now returns the time for a call or return.
 func (h *history) now() int64 { return int64(time.Since(h.began)) }
 
-// add records an operation that began at a time and has just returned. An unknown write may take effect at any later
-// time.
+// add records an operation that began at this time and has just returned. A write with an unknown result may take effect at
+// any later time.
 func (h *history) add(began int64, o operation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -116,7 +116,7 @@ func (h *history) check(t *testing.T, least int) {
 		t.Errorf("%d operations were recorded, want %d at least", len(h.operations), least)
 	}
 	if result == porcupine.Ok {
-		// The same history with one write that another one has overwritten.
+		// Check the same history with one lost write. The checker must find it.
 		for _, o := range h.operations {
 			if in := o.Input.(operation); !in.unknown && in.before != in.after {
 				in.after = "another value"
@@ -141,17 +141,18 @@ func (h *history) check(t *testing.T, least int) {
 	}
 }
 
-// recordText is a token in a history. It has no version, because that of a write whose response was lost is not known.
+// recordText returns the text for a token in a history. It leaves out the version, which is unknown for a write whose
+// response was lost.
 func recordText(r tokens.Record) string {
 	return fmt.Sprintf("%s %q nodes=%v most=%d", r.Expires.UTC().Truncate(time.Second).Format(time.RFC3339), r.Description, r.Nodes, r.Limits.MaxNodes)
 }
 
-// claimText is a claim in a history.
+// claimText returns the text for a claim in a history.
 func claimText(c tokens.Claim) string {
 	return fmt.Sprintf("of=%s keys=%v requests=%v node=%s past=%v", c.TokenID, short(c.Keys), c.Requests, c.NodeUID, c.Past.Until.Unix())
 }
 
-// short shortens keys to what a reader can tell apart.
+// short shortens keys, so that a reader can compare them.
 func short(keys []string) (all []string) {
 	for _, k := range keys {
 		all = append(all, strings.TrimPrefix(k, "sha256:")[:12])
@@ -159,7 +160,7 @@ func short(keys []string) (all []string) {
 	return all
 }
 
-// attempts records the calls of an Update. Each call of change may be followed by a write.
+// attempts records the calls of change in an Update. A write may follow each call.
 type attempts struct {
 	h             *history
 	key           string
@@ -169,7 +170,7 @@ type attempts struct {
 	before, after string
 }
 
-// try records a call of change: if there was a call before, its write did not succeed, or its response was lost.
+// try records a call of change. If there was an earlier call, its write failed, or the response was lost.
 func (a *attempts) try(before, after string, err error) {
 	a.lost()
 	a.tried, a.failed = true, err != nil
@@ -191,7 +192,7 @@ func (a *attempts) end(err error) {
 		a.h.add(a.began, operation{key: a.key})
 	case err != nil && !a.failed, !a.tried:
 		a.lost()
-	case a.failed, a.before == a.after: // without a write, the value counts only if it was the current one
+	case a.failed, a.before == a.after: // without a write, the Update was a read of the current value
 		a.h.add(a.began, operation{key: a.key, before: a.before, after: a.before})
 	default:
 		a.h.add(a.at, operation{key: a.key, before: a.before, after: a.after})
@@ -225,7 +226,7 @@ func (h *history) got(began int64, key, value string, err error) {
 	}
 }
 
-// recordedTokens is a store whose calls are in a history. Reads that may lag are not.
+// recordedTokens is a store that records its calls in a history, except reads that may lag.
 type recordedTokens struct {
 	tokens.Store
 	h *history
@@ -324,7 +325,7 @@ func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record,
 	return outcomes, err
 }
 
-// TestCheckerRefusesWrongHistories catches a checker that accepts everything.
+// TestCheckerRefusesWrongHistories catches a checker that accepts every history.
 func TestCheckerRefusesWrongHistories(t *testing.T) {
 	at := func(call, end int64, o operation) porcupine.Operation {
 		o.key = "a"

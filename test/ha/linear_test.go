@@ -25,7 +25,7 @@ func TestTokensAndClaimsAreLinearizable(t *testing.T) {
 	for range 3 {
 		all = append(all, tokens.Generate())
 	}
-	const each = 250 // operations of one caller
+	const each = 250 // number of operations of each caller
 	var marks atomic.Int64
 	var replicas []*replica
 	var running sync.WaitGroup
@@ -66,7 +66,7 @@ func TestTokensAndClaimsAreLinearizable(t *testing.T) {
 // errNothing ends an update without a write.
 var errNothing = errors.New("nothing to write")
 
-// call makes one random change. Its errors are in the history.
+// call makes one random change. The history records its errors.
 func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node, mark string) {
 	ctx, id := t.Context(), token.ID()
 	record := tokens.NewRecord(token, time.Hour, time.Now())

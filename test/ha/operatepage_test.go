@@ -18,7 +18,7 @@ import (
 
 var storeBlock = regexp.MustCompile("(?ms)^<!-- run by TestCommandsOfOperatePage -->\n```sh\n(.*?)^```$")
 
-// TestCommandsOfOperatePage runs the commands on stores of docs/operate.md one after the other, with another etcd.
+// TestCommandsOfOperatePage runs the commands about stores in docs/operate.md one after the other, with its own etcd.
 func TestCommandsOfOperatePage(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})

@@ -18,7 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// openStores opens a store for each of n replicas, with a network of its own.
+// openStores opens n stores, each with its own network to etcd.
 func openStores(t *testing.T, c *etcd.Cluster, n int) (stores []*etcdstore.Store, networks []*etcd.Network) {
 	t.Helper()
 	for range n {
@@ -36,7 +36,7 @@ func create(ctx context.Context, s tokens.Store) (tokens.Record, error) {
 	return s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
 }
 
-// wantUnavailable checks that an error says that etcd is the reason, and contains a text.
+// wantUnavailable checks that an error says that etcd is unavailable, and that it contains the texts.
 func wantUnavailable(t *testing.T, what string, err error, texts ...string) {
 	t.Helper()
 	if !errors.Is(err, etcdstore.ErrUnavailable) {
@@ -50,7 +50,7 @@ func wantUnavailable(t *testing.T, what string, err error, texts ...string) {
 	}
 }
 
-// listed waits until the cache of a store has as many tokens.
+// listed waits until the cache of a store has this number of tokens.
 func listed(t *testing.T, s tokens.Store, want int) {
 	t.Helper()
 	harness.Wait(t, "the cache", func() error {
@@ -86,7 +86,7 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Without a response, a call ends by itself.
+	// Without a response, a call must end by itself.
 	networks[0].Drop()
 	_, err = create(t.Context(), s)
 	wantUnavailable(t, "no response", err, "no answer within")
@@ -116,12 +116,12 @@ func TestCachesCatchUpAfterCompaction(t *testing.T) {
 	if _, err := stores[0].Get(t.Context(), deleted.Token.ID(), tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("a token that was deleted meanwhile: got %v, want ErrNotFound", err)
 	}
-	// The new watch follows.
+	// The new watch must show later changes.
 	must.Value(create(t.Context(), stores[1]))(t)
 	listed(t, stores[0], 4)
 }
 
-// A writers creates tokens all the time at several stores. Each write is retried at the next store until it succeeds.
+// A writers creates tokens all the time at several stores. It retries each write at the next store until the write succeeds.
 type writers struct {
 	stop             context.CancelFunc
 	running          sync.WaitGroup
@@ -175,7 +175,7 @@ func (w *writers) more(t *testing.T) {
 	})
 }
 
-// during runs a maintenance of etcd under load and logs how long the slowest write took.
+// during runs a maintenance task of etcd under load, and logs how long the slowest write took.
 func (w *writers) during(t *testing.T, what string, do func() error) {
 	t.Helper()
 	w.more(t)
@@ -193,7 +193,7 @@ func (w *writers) during(t *testing.T, what string, do func() error) {
 }
 
 // TestMaintenanceOfEtcdLosesNothing defragments and compacts etcd and replaces each member under load. It catches lost
-// tokens, and caches that do not follow after that.
+// tokens, and caches that miss later changes.
 func TestMaintenanceOfEtcdLosesNothing(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3})
@@ -207,7 +207,7 @@ func TestMaintenanceOfEtcdLosesNothing(t *testing.T) {
 		w.during(t, fmt.Sprintf("replacing member %d", i), func() error { return c.Replace(t.Context(), i) })
 	}
 	w.end()
-	// Writes whose response was lost are there, too.
+	// Writes whose response was lost may exist, too.
 	kept := must.Value(c.Client().Get(t.Context(), "/kubejoin/tokens/", clientv3.WithPrefix(), clientv3.WithCountOnly()))(t)
 	if kept.Count < w.written.Load() {
 		t.Errorf("etcd has %d tokens, want the %d that were created", kept.Count, w.written.Load())

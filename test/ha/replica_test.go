@@ -18,7 +18,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A replica is a kubejoin inside the test: a store and an authority of its own.
+// A replica is a kubejoin inside the test process, with its own store and authority.
 type replica struct {
 	*signer.Authority
 	tokens tokens.Store
@@ -26,7 +26,7 @@ type replica struct {
 	faults *etcd.Faults
 }
 
-// newReplica returns a replica whose calls to etcd fail at a rate, and are in the history.
+// newReplica returns a replica. The fraction rate of its calls to etcd fails, and h records its calls.
 func newReplica(t *testing.T, c *etcd.Cluster, ca *signer.CA, h *history, seed uint64, rate float64) *replica {
 	t.Helper()
 	network := must.Value(c.Network())(t)

@@ -28,16 +28,16 @@ import (
 // inFlight is how many clients send requests at once.
 const inFlight = 40
 
-// A service is several kubejoins with the same CA, operators and etcd.
+// A service is several kubejoin replicas with the same CA, operators and etcd.
 type service struct {
 	dir    datadir.Dir // the CA and the operators
 	bearer api.Secret
-	flags  []string // of each replica
+	flags  []string // flags of each replica
 	all    []*harness.Program
 	http   *http.Client
 }
 
-// newService starts n kubejoins on an etcd cluster.
+// newService starts n replicas on an etcd cluster.
 func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service {
 	t.Helper()
 	s := &service{dir: datadir.Dir(filepath.Join(t.TempDir(), "shared"))}
@@ -63,7 +63,7 @@ func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service 
 	roots.AppendCertsFromPEM(bundle)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, MaxIdleConnsPerHost: inFlight}
 	t.Cleanup(transport.CloseIdleConnections)
-	// A client gives up on a replica that does not respond. A replica itself retries a write for 10 s.
+	// The timeout is longer than the 10 s for which a replica retries a write.
 	s.http = &http.Client{Transport: transport, Timeout: 30 * time.Second}
 	return s
 }
@@ -76,12 +76,12 @@ func (s *service) start(t *testing.T, servers []string, flags ...string) *harnes
 	return harness.Serve(t, t.TempDir(), s.dir.Path(datadir.Bundle), s.dir.Path(datadir.Curlrc), flags...)
 }
 
-// at returns a client of one replica: of an operator, or of a bootstrap token.
+// at returns a client of one replica, with the bearer token of an operator or a bootstrap token.
 func (s *service) at(i int, bearer api.Secret) *client.Client {
 	return &client.Client{URL: "https://" + s.all[i].Endpoint, Bearer: bearer, HTTP: s.http}
 }
 
-// readyz returns the status and the details of readiness of a replica.
+// readyz returns the status and the body of a replica's /readyz.
 func (s *service) readyz(t *testing.T, i int) (status int, body string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -91,16 +91,16 @@ func (s *service) readyz(t *testing.T, i int) (status int, body string) {
 	return status, body
 }
 
-// newToken creates a token at a replica. A retry with the same token returns the same.
+// newToken creates a token at a replica. A retry with the same token returns the same result.
 func (s *service) newToken(ctx context.Context, i int, token tokens.Token, expires time.Time, spec api.TokenSpec) error {
 	spec.Expires = expires.UTC().Format(time.RFC3339)
 	_, err := s.at(i, s.bearer).CreateToken(ctx, api.CreateToken{Token: api.Secret(token.Reveal()), TokenSpec: spec})
 	return err
 }
 
-// TestClientsNoticeNoLostReplica kills or pauses each kind of member of etcd under load, separates a replica from the leader,
-// and kills each replica. It catches a token that was acknowledged and lost, writes that do not resume in time, and an
-// error that a client with retries sees.
+// TestClientsNoticeNoLostReplica kills or pauses each kind of member of etcd under load, separates a replica from the
+// leader, and kills each replica. It catches an acknowledged token that is lost, writes that do not resume in time, and an
+// error that a retrying client sees.
 func TestClientsNoticeNoLostReplica(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3})
@@ -161,7 +161,8 @@ func TestClientsNoticeNoLostReplica(t *testing.T) {
 	t.Logf("%d tokens were created, and each replica has them", n)
 }
 
-// TestAnotherReplicaDeletesExpiredTokens kills the replica that cleans. It catches cleaning that ends with it.
+// TestAnotherReplicaDeletesExpiredTokens kills the replica that deletes expired tokens. It catches tokens that no other
+// replica deletes then.
 func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
 	harness.Parallel(t)
 	s := newService(t, etcd.ForTest(t, etcd.Options{}), 3)
@@ -198,8 +199,8 @@ func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
 	}
 }
 
-// TestReadinessReportsEtcd takes the majority of etcd away, and its space. It catches a replica that stays in the load
-// balancer, one that needs a restart, and an error that does not name etcd.
+// TestReadinessReportsEtcd takes away the majority of etcd, and then its disk space. It catches a replica that still
+// reports ready, a replica that needs a restart afterwards, and an error that does not name etcd.
 func TestReadinessReportsEtcd(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3, Quota: 4 << 20})
@@ -237,11 +238,11 @@ func TestReadinessReportsEtcd(t *testing.T) {
 		if refused == nil {
 			t.Error("a token was created without a quorum")
 		}
-		// Reads that may lag come from memory.
+		// Reads that may lag still work, because they come from memory.
 		if status, _, err := s.all[i].Get(ctx, harness.ClusterInfoPath, ""); err != nil || status != http.StatusOK {
 			t.Errorf("cluster-info without a quorum: %d %v, want 200", status, err)
 		}
-		// A process that would be restarted now could not start: it is alive.
+		// The replica must report that it is alive: after a restart, it could not start without etcd.
 		if status, _, err := s.all[i].Get(ctx, "/healthz", ""); err != nil || status != http.StatusOK {
 			t.Errorf("healthz without a quorum: %d %v, want 200", status, err)
 		}

@@ -29,13 +29,13 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A rotatingService is a service whose replicas have CA files of their own, on hosts of their own.
+// A rotatingService is a service whose replicas have their own CA files, as on different hosts.
 type rotatingService struct {
 	*service
 	files []string // the folder of each replica
 	roots atomic.Pointer[x509.CertPool]
-	down  atomic.Int64 // a replica that does not run, or -1
-	off   []string     // machines
+	down  atomic.Int64 // index of a replica that does not run, or -1
+	off   []string     // node names of machines that are off
 }
 
 func (s *rotatingService) cert(i int) string { return filepath.Join(s.files[i], "ca.crt") }
@@ -88,7 +88,8 @@ func (s *rotatingService) renew(t *testing.T, i int, m *machine) error {
 	return err
 }
 
-// showing returns a client of replica i that presents a certificate, whichever CAs the replica names.
+// showing returns a client of replica i that presents a certificate, even if the replica does not list its CA in the TLS
+// handshake.
 func (s *rotatingService) showing(t *testing.T, i int, shown tls.Certificate) *client.Client {
 	t.Helper()
 	own := &http.Transport{TLSClientConfig: s.http.Transport.(*http.Transport).TLSClientConfig.Clone()}
@@ -121,7 +122,7 @@ func (s *rotatingService) newMachine(t *testing.T, node string) *machine {
 	}
 }
 
-// join creates a token at one replica, and joins at another one. It tries again only if one of them is down.
+// joinOnce creates a token at one replica, and joins at another one. It retries only if one of them is down.
 func (s *rotatingService) joinOnce(t *testing.T, m *machine) error {
 	for deadline := time.Now().Add(time.Minute); ; {
 		i, j := rand.IntN(len(s.all)), rand.IntN(len(s.all))
@@ -156,9 +157,10 @@ func (s *rotatingService) step(t *testing.T, i int, step string) (r api.CARotati
 	return r
 }
 
-// TestReplicasRotateTheirCA rotates the CA of three replicas, which have CA files of their own, while machines join. Each step is
-// made at another replica, and one is killed after each step. Catches a join that fails, a replica that is left behind, a step
-// that does not wait for a replica, and a replica that accepts the old CA afterwards. A machine that was off rejoins at the end.
+// TestReplicasRotateTheirCA rotates the CA of three replicas, which have CA files of their own, while machines join. Each
+// step goes to another replica, and after each step the test kills a replica. Catches a join that fails, a replica that
+// does not follow, a step that does not wait for a replica, and a replica that accepts the old CA afterwards. A machine
+// that was off rejoins at the end.
 func TestReplicasRotateTheirCA(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})
@@ -172,7 +174,7 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 	}
 	s.trust(t, 0)
 	transport := &http.Transport{MaxIdleConnsPerHost: inFlight, TLSClientConfig: &tls.Config{
-		InsecureSkipVerify: true, // VerifyConnection verifies with the roots of that moment
+		InsecureSkipVerify: true, // VerifyConnection verifies with the current roots instead
 		VerifyConnection: func(state tls.ConnectionState) error {
 			o := x509.VerifyOptions{Roots: s.roots.Load(), Intermediates: x509.NewCertPool(), DNSName: state.ServerName}
 			for _, cert := range state.PeerCertificates[1:] {
@@ -208,7 +210,7 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 		}
 	})
 
-	harness.Wait(t, "prepare", func() error { // a replica reports within seconds
+	harness.Wait(t, "prepare", func() error { // replicas report their CAs within seconds
 		_, err := s.at(0, s.bearer).PrepareCA(t.Context(), "cluster", api.PrepareCA{})
 		return err
 	})
@@ -217,7 +219,7 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 	s.all[1].Kill(t)
 	s.run(t, c, 1)
 	s.down.Store(-1)
-	r := s.step(t, 1, "switch") // not before each of the three trusts both
+	r := s.step(t, 1, "switch") // succeeds only when all three replicas trust both CAs
 	for i := range 3 {
 		harness.Wait(t, "both CAs", func() error {
 			if n := strings.Count(string(harness.ReadFile(t, s.cert(i))), "BEGIN CERT"); n != 2 {
@@ -247,13 +249,13 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 	joining.Wait()
 	oldest := *all[0]
 	bound := s.bind(t, 0, &oldest)
-	s.off = []string{oldest.node} // from here on
-	for n, m := range all[1:] {   // as a kubelet renews
+	s.off = []string{oldest.node} // this machine is off from here on
+	for n, m := range all[1:] {   // renew, as a kubelet does
 		must.OK(t, s.request(t, n%3, m))
 	}
 	s.trust(t, 0)
 
-	s.all[0].Kill(t) // it has followed up to here, and counts as off only after 40 s
+	s.all[0].Kill(t) // it has followed so far, and kubejoin treats it as off only after 40 s
 	s.step(t, 2, "finish")
 	newest := must.Value(x509.ParseCertificate(must.Value(firstBlock([]byte(r.New[0].Certificate)))(t)))(t)
 	s.roots.Store(x509.NewCertPool())

@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 )
 
-// answers are the responses that processes of kubejoin gave in the tests of this package.
+// answers counts the responses of kubejoin processes in the tests of this package.
 var answers openapicheck.Tally
 
 // checkAnswers compares the responses in a file with openapi.yaml.
@@ -19,8 +19,8 @@ func checkAnswers(file string) error {
 	return answers.Err()
 }
 
-// OperationsAnswered fails if no process of kubejoin answered some operation of openapi.yaml. The tests of package
-// server make each with each of its responses.
+// OperationsAnswered fails if there is an operation of openapi.yaml to which no kubejoin process responded. The tests of
+// package server check each operation with all its responses.
 func OperationsAnswered() error {
 	document, err := openapicheck.Parse(server.OpenAPI())
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// NewAuditLog records what the rules of an audit policy select. When the test ends, it looks for secrets in the log.
+// NewAuditLog records the requests that the rules of an audit policy select. When the test ends, it looks for secrets in
+// the log.
 func NewAuditLog(t *testing.T, rules string) cluster.AuditLog {
 	t.Helper()
 	need.Long(t)

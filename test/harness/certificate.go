@@ -30,7 +30,7 @@ func CheckKubeletCertificate(t *testing.T, s *Site, leaf *x509.Certificate, node
 	if leaf.Subject.CommonName != "system:node:"+node || !slices.Equal(leaf.Subject.Organization, []string{"system:nodes"}) || leaf.IsCA {
 		t.Errorf("%s: subject %s, CA %v", node, leaf.Subject, leaf.IsCA)
 	}
-	// NotBefore is five minutes ago. From 8 hours on, this counts as part of the duration; a shorter
+	// NotBefore is five minutes in the past. A duration of 8 hours or more includes these five minutes; a shorter
 	// certificate lasts five minutes longer.
 	want := duration
 	if duration < 8*time.Hour {

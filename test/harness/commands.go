@@ -30,8 +30,8 @@ func (s *Site) RunKubejoin(t *testing.T, args ...string) (stdout, stderr string,
 
 var progress = regexp.MustCompile(`(?m)^kubejoin: (waiting .*|the list is empty)\n`)
 
-// CLI is [Site.RunKubejoin] that must succeed without a warning. On a busy machine, it may report that it waits. CLI returns
-// the output.
+// CLI is [Site.RunKubejoin], but fails the test on an error or a warning. On a busy machine, the command may print that it
+// waits. CLI returns the output.
 func (s *Site) CLI(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := s.RunKubejoin(t, args...)

@@ -10,27 +10,28 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ReadFile is [os.ReadFile] that must succeed.
+// ReadFile is [os.ReadFile], but fails the test on an error.
 func ReadFile(t *testing.T, file string) []byte {
 	t.Helper()
 	return must.Value(os.ReadFile(file))(t)
 }
 
-// ReplaceFile replaces a file in one step, so that no reader sees half of it.
+// ReplaceFile replaces a file atomically, so that no reader sees a partial file.
 func ReplaceFile(t *testing.T, file string, content []byte) {
 	t.Helper()
 	must.OK(t, os.WriteFile(file+".new", content, 0o600))
 	must.OK(t, os.Rename(file+".new", file))
 }
 
-// RepositoryFile is the path of a file or folder of the repository.
+// RepositoryFile returns the path of a file or folder of the repository.
 func RepositoryFile(t *testing.T, name string) string {
 	t.Helper()
 	root := must.Value(cluster.Repository())(t)
 	return filepath.Join(root, name)
 }
 
-// AppendLists appends the lists of apiServer to those in the file of a ClusterConfiguration.
+// AppendLists reads the lists of apiServer in the YAML lists, and appends them to the same lists in the file of a
+// ClusterConfiguration.
 func AppendLists(t *testing.T, file string, lists []byte) {
 	t.Helper()
 	var into, from map[string]any

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A Ledger watches all CSR objects of a cluster and checks each version for what must never happen.
+// A Ledger watches all CSR objects of a cluster, and checks that each version keeps the rules for CSR objects.
 type Ledger struct {
 	roots *x509.CertPool
 
@@ -31,12 +31,12 @@ type Ledger struct {
 type Entry struct {
 	User, Node  string // requester, and the node name in the request
 	Certificate []byte
-	issued      time.Time // when the certificate was seen
+	issued      time.Time // time when the ledger saw the certificate
 	Conditions  map[certificates.RequestConditionType]int
 	Gone        bool
 }
 
-// NewLedger watches until the test ends, and then fails the test for what was wrong.
+// NewLedger watches until the test ends, and then fails the test for each violation.
 func NewLedger(t *testing.T, c *cluster.Cluster) *Ledger {
 	t.Helper()
 	l := &Ledger{entries: map[string]*Entry{}, roots: c.CAPool()}
@@ -131,7 +131,7 @@ func (l *Ledger) verify(o *certificates.CertificateSigningRequest) error {
 	return err
 }
 
-// Check fails the test for what was wrong since the last call.
+// Check fails the test for each violation since the last call.
 func (l *Ledger) Check(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()
@@ -142,7 +142,7 @@ func (l *Ledger) Check(t *testing.T) {
 	l.wrong = nil
 }
 
-// Entry is the last state of a CSR object; nil if none was seen.
+// Entry returns the last state of a CSR object, or nil if the ledger has not seen the object.
 func (l *Ledger) Entry(name string) *Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,7 +153,7 @@ func (l *Ledger) Entry(name string) *Entry {
 	return nil
 }
 
-// All is the last state of each CSR object, by name.
+// All returns the last state of each CSR object, by name.
 func (l *Ledger) All() map[string]Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +164,7 @@ func (l *Ledger) All() map[string]Entry {
 	return all
 }
 
-// WaitIssued waits until all CSR objects of these names have certificates, and returns when the last one had.
+// WaitIssued waits until all CSR objects with these names have certificates, and returns the time of the last certificate.
 func (l *Ledger) WaitIssued(t *testing.T, names []string) time.Time {
 	t.Helper()
 	var last time.Time

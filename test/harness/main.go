@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// folder has what the processes of one run write. [Main] makes it.
+// folder is the folder for files of the processes in one run. [Main] creates it.
 var folder string
 
 // Kubejoin is the path of the kubejoin under test. The first call builds it.
@@ -42,16 +42,16 @@ var InProcess certlint.Log
 //
 //	func TestMain(m *testing.M) { harness.Main(m, harness.CertificateIssued) }
 //
-// If all tests of the package run, the functions in complete check that they reached what the package is responsible
-// for. The tests begin with [Parallel]. With -short, those run that need no control plane.
+// If all tests of the package run, the functions in complete check that the tests reached everything that the package is
+// responsible for. Each test begins with [Parallel]. With -short, only tests run that need no control plane.
 func Main(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_SH, complete) }
 
-// MainAlone is [Main] of a package whose tests measure load. No test of another package runs beside them.
+// MainAlone is [Main] for a package whose tests measure load. Meanwhile no tests of other packages run.
 func MainAlone(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_EX, complete) }
 
 func runMain(m *testing.M, how int, complete []func() error) {
 	if flag.Parse(); testing.Short() {
-		how = syscall.LOCK_SH // the tests that measure load need a control plane
+		how = syscall.LOCK_SH // with -short: tests that measure load need a control plane
 	}
 	if flagValue("test.list") != "" {
 		os.Exit(m.Run())
@@ -82,7 +82,7 @@ func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	folder = dir
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go logs the faults that tests inject
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // otherwise client-go logs the faults that tests inject
 	records = certlint.Records(dir)
 	answers := filepath.Join(dir, "answers")
 	if err := os.Setenv(openapicheck.Environment, answers); err != nil {
@@ -119,7 +119,7 @@ func build(dir string) (file string, err error) {
 	}
 	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/kubejoin")...)
 	if !race {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images without a C library, as that of a release
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // kubejoin runs in images without a C library, as in a release
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {

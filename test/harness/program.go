@@ -32,14 +32,14 @@ type Program struct {
 	*cluster.Process
 	Endpoint string         // host and port that kubejoin serves on
 	Curlrc   string         // path of a curl configuration with an operator's bearer
-	Roots    *x509.CertPool // that the serving certificate chains to; nil before WaitReady
+	Roots    *x509.CertPool // CAs of the serving certificate; nil before WaitReady
 	HTTP     *http.Client   // trusts Roots; nil before WaitReady
-	Secrets  *Secrets       // that must not occur in the log
+	Secrets  *Secrets       // secrets that must not occur in the log
 }
 
-// Serve starts kubejoin with the flags given and waits until it is ready. It writes the log into dir. caFile has
-// the CAs of the serving certificate. curlrc is a curl configuration with the bearer of an operator; a standalone kubejoin
-// writes it itself.
+// Serve starts kubejoin with the flags given and waits until it is ready. It writes the log into dir. caFile contains the
+// CAs of the serving certificate. curlrc is a curl configuration with the bearer token of an operator; a standalone
+// kubejoin writes this file itself.
 func Serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *Program {
 	t.Helper()
 	p := Start(t, dir, curlrc, flags...)
@@ -47,13 +47,13 @@ func Serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *Program {
 	return p
 }
 
-// Start is [Serve] without waiting.
+// Start is like [Serve], but does not wait.
 func Start(t *testing.T, dir, curlrc string, flags ...string) *Program {
 	t.Helper()
 	return StartBinary(t, Kubejoin(), dir, curlrc, flags...)
 }
 
-// StartBinary is [Start] of another binary than [Kubejoin].
+// StartBinary is like [Start], but runs another binary than [Kubejoin].
 func StartBinary(t *testing.T, binary, dir, curlrc string, flags ...string) *Program {
 	t.Helper()
 	address := ""
@@ -89,13 +89,13 @@ func Launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *Program {
 			t.Error("kubejoin had a data race or a panic")
 		}
 		p.Secrets.learn(t, curlrc, valueOf(cmd, "--data-dir"))
-		if p.Secrets.none() { // the program ended before it created one
+		if p.Secrets.none() { // the program ended before it created any secret
 			return
 		}
 		p.Secrets.CheckAbsent(t, "the log", said)
 		if file := valueOf(cmd, "--issuance-record"); file != "" {
 			lines, err := os.ReadFile(file)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) { // missing if the program ended early
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // the file is missing if the program ended early
 				t.Error(err)
 			}
 			p.Secrets.CheckAbsent(t, "the issuance record", string(lines))
@@ -104,7 +104,7 @@ func Launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *Program {
 	return p
 }
 
-// valueOf is the value of a flag of a command; empty if the command does not have the flag.
+// valueOf returns the value of a flag of a command, or an empty string if the command does not have the flag.
 func valueOf(cmd *exec.Cmd, flag string) string {
 	for _, arg := range cmd.Args {
 		if name, value, _ := strings.Cut(arg, "="); name == flag {
@@ -114,8 +114,8 @@ func valueOf(cmd *exec.Cmd, flag string) string {
 	return ""
 }
 
-// record adds an issuance record to a command of 'kubejoin serve' that has none. keepCA keeps a copy of the CAs that the
-// command has at that time.
+// record adds an issuance record to a command of 'kubejoin serve' that has none. keepCA copies the CAs that the command has
+// at the time of the call.
 func record(cmd *exec.Cmd) (keepCA func() error) {
 	var ca []string
 	for _, arg := range cmd.Args {
@@ -191,7 +191,7 @@ func (p *Program) Do(ctx context.Context, method, path, bearer string) (int, str
 
 var bearerLine = regexp.MustCompile(`(?m)^header = "Authorization: Bearer (\S+)"$`)
 
-// Bearer is the bearer in the curlrc.
+// Bearer returns the bearer token in the curlrc.
 func (p *Program) Bearer(t *testing.T) string {
 	t.Helper()
 	content := must.Value(os.ReadFile(p.Curlrc))(t)
@@ -218,7 +218,7 @@ func (p *Program) JoinCommand(t *testing.T, query string) (string, error) {
 	return string(answer), nil
 }
 
-// JoinArgs is [Program.JoinCommand] that must succeed. It returns the arguments after kubeadm join.
+// JoinArgs is [Program.JoinCommand], but fails the test on an error. It returns the arguments after kubeadm join.
 func (p *Program) JoinArgs(t *testing.T, query string) (args []string, token tokens.Token) {
 	t.Helper()
 	line := must.Value(p.JoinCommand(t, query))(t)
@@ -246,7 +246,7 @@ func (p *Program) CheckSecrets(t *testing.T) string {
 	return metrics
 }
 
-// Metric is the value of a sample in metrics. sample is its name with its labels.
+// Metric returns the value of a sample in metrics. sample is the name of the metric with its labels.
 func Metric(t *testing.T, metrics, sample string) float64 {
 	t.Helper()
 	for line := range strings.Lines(metrics) {
@@ -278,7 +278,7 @@ func (p *Program) WaitLeader(t *testing.T) time.Duration {
 	return time.Since(began)
 }
 
-// Metrics are the metrics in the text format of Prometheus.
+// Metrics returns the metrics in the text format of Prometheus.
 func (p *Program) Metrics(t *testing.T) string {
 	t.Helper()
 	status, metrics, err := p.Get(t.Context(), "/metrics", p.Bearer(t))
@@ -288,7 +288,7 @@ func (p *Program) Metrics(t *testing.T) string {
 	return metrics
 }
 
-// ServeStandalone is [Serve] of a standalone kubejoin.
+// ServeStandalone is [Serve] for a standalone kubejoin.
 func ServeStandalone(t *testing.T, dataDir string, flags ...string) *Program {
 	t.Helper()
 	return Serve(t, t.TempDir(), filepath.Join(dataDir, "ca.crt"), filepath.Join(dataDir, "curlrc"), append([]string{"--data-dir=" + dataDir}, flags...)...)
@@ -297,7 +297,7 @@ func ServeStandalone(t *testing.T, dataDir string, flags ...string) *Program {
 // ClusterInfoPath is the path at which machines request cluster-info.
 const ClusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// FreeAddress is an address of 127.0.0.1 that no other test uses.
+// FreeAddress returns an address on 127.0.0.1 that no other test uses.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
 	port := must.Value(cluster.FreePort())(t)

@@ -2,5 +2,5 @@
 
 package harness
 
-// The program under test is built with the race detector if the tests are.
+// If the tests are built with the race detector, so is the program under test.
 const race = true

@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// AsMachine is the client of a joining machine: its bootstrap token has kubeadm's group, signs nothing and never
-// expires.
+// AsMachine returns the client of a joining machine. The machine's bootstrap token has kubeadm's group, signs nothing and
+// never expires.
 func AsMachine(t *testing.T, c *cluster.Cluster) kubernetes.Interface {
 	t.Helper()
 	if err := StoreToken(t.Context(), c.Client(), "abc123", nil); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -45,7 +45,7 @@ func StoreToken(ctx context.Context, client kubernetes.Interface, id string, ann
 	return err
 }
 
-// AsToken is a client with the identity that kube-apiserver gives to a bootstrap token.
+// AsToken returns a client with the identity that kube-apiserver gives to a bootstrap token.
 func AsToken(t *testing.T, c *cluster.Cluster, id string) kubernetes.Interface {
 	t.Helper()
 	config := c.AdminConfig()
@@ -80,7 +80,7 @@ func CreateRequest(ctx context.Context, client kubernetes.Interface, name, signe
 	}
 	for {
 		_, err := client.CertificatesV1().CertificateSigningRequests().Create(ctx, object, metav1.CreateOptions{})
-		if err == nil || apierrors.IsAlreadyExists(err) { // created by a try whose response was lost
+		if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt, whose response was lost, has created it
 			return nil
 		}
 		select {

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Secrets are values that must not occur in what kubejoin logs or reports.
+// Secrets are values that must not occur in kubejoin's logs and other output.
 type Secrets struct {
 	mu   sync.Mutex
 	list map[string]string // by description
@@ -45,7 +45,7 @@ func (s *Secrets) none() bool {
 	return len(s.list) == 0
 }
 
-// CheckAbsent fails the test if a text holds one of the secrets or anything with the form of one.
+// CheckAbsent fails the test if a text contains one of the secrets, or anything that looks like a secret.
 func (s *Secrets) CheckAbsent(t *testing.T, where, text string) {
 	t.Helper()
 	s.mu.Lock()
@@ -61,7 +61,7 @@ func (s *Secrets) CheckAbsent(t *testing.T, where, text string) {
 	noForms(t, where, text)
 }
 
-// noForms fails the test if a text holds anything with the form of a secret.
+// noForms fails the test if a text contains anything that looks like a secret.
 func noForms(t *testing.T, where, text string) {
 	t.Helper()
 	lookedAt.add(where, len(text))
@@ -70,14 +70,14 @@ func noForms(t *testing.T, where, text string) {
 	}
 }
 
-// secretForms are a private key, a service account's token and an Authorization header.
+// secretForms matches private keys, tokens of service accounts and Authorization headers.
 var secretForms = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}|\b[Bb]earer [\w.~+/-]{16,}`)
 
-// tokenForm is a bootstrap token that stands alone. tokens.Redact finds one also as a part of a longer word, such as
-// the name of an Event: kubejoin.18ea578cf48348ac.
+// tokenForm matches a bootstrap token that is a whole word. tokens.Redact also finds tokens in longer words, such as the
+// name of an Event: kubejoin.18ea578cf48348ac.
 var tokenForm = regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`)
 
-// formsOfSecrets returns what looks like a secret in a text, each redacted.
+// formsOfSecrets returns the parts of a text that look like secrets, redacted.
 func formsOfSecrets(text string) []string {
 	found := secretForms.FindAllString(text, -1)
 	for i := range found {
@@ -93,7 +93,7 @@ func formsOfSecrets(text string) []string {
 	return found
 }
 
-// lookedAt counts where the tests of this package looked for secrets.
+// lookedAt counts the places where the tests of this package looked for secrets.
 var lookedAt = looked{places: map[string]int{}, bytes: map[string]int{}}
 
 type looked struct {
@@ -111,7 +111,7 @@ func (l *looked) add(where string, bytes int) {
 // places are where the tests look for secrets.
 var places = []string{"the log", "the metrics", "the issuance record", "an Event", "a CertificateSigningRequest", "the URLs that kube-apiserver saw"}
 
-// String returns how often the tests looked into each place, and the amount of text.
+// String returns how often the tests looked into each place, and at how much text.
 func (l *looked) String() string {
 	l.Lock()
 	defer l.Unlock()
@@ -152,7 +152,7 @@ func (s *Secrets) follow(t *testing.T, c *cluster.Cluster) {
 	t.Cleanup(factory.Shutdown)
 }
 
-// learn adds what a stopped program leaves behind: the bearer in its curlrc, and the tokens in its data folder.
+// learn adds the secrets in the files of a stopped program: the bearer token in its curlrc, and the tokens in its data folder.
 func (s *Secrets) learn(t *testing.T, curlrc, dataDir string) {
 	t.Helper()
 	content, err := os.ReadFile(curlrc)
@@ -172,7 +172,7 @@ func (s *Secrets) learn(t *testing.T, curlrc, dataDir string) {
 	for _, file := range files {
 		store, err := boltstore.Open(file)
 		if err != nil {
-			t.Logf("tokens of %s: %v", file, err) // a test may have damaged it or still have it open
+			t.Logf("tokens of %s: %v", file, err) // no failure: a test may have damaged the file or still have it open
 			continue
 		}
 		records, err := store.List(context.Background()) // the test's context has ended

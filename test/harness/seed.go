@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// Seed is the value of KUBEJOIN_TEST_SEED, or random. A test that fails logs it.
+// Seed returns the value of KUBEJOIN_TEST_SEED, or a random seed. If the test fails, Seed logs the seed.
 func Seed(t *testing.T) uint64 {
 	t.Helper()
 	s := rand.Uint64()

@@ -23,15 +23,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// A Site is a real cluster with kubejoin beside it. kubejoin has the identity and the permissions of deploy/manifests,
-// and no others.
+// A Site is a real cluster with kubejoin beside it. kubejoin has only the identity and the permissions of deploy/manifests.
 type Site struct {
 	*cluster.Cluster
 	*Program
 	WorkDir       string   // holds the files of the test
-	OwnKubeconfig string   // kubejoin's
-	Flags         []string // of each start of kubejoin
-	Secrets       *Secrets // of all programs of this site
+	OwnKubeconfig string   // kubeconfig of kubejoin
+	Flags         []string // flags for each start of kubejoin
+	Secrets       *Secrets // secrets of all programs of this site
 }
 
 // NewSite starts a cluster, and kubejoin with the usual flags and those given.
@@ -42,7 +41,7 @@ func NewSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 	return s
 }
 
-// PrepareSite is [NewSite] without starting kubejoin.
+// PrepareSite is like [NewSite], but does not start kubejoin.
 func PrepareSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 	t.Helper()
 	s := &Site{Cluster: cluster.ForTest(t, o), WorkDir: t.TempDir()}
@@ -71,7 +70,7 @@ func PrepareSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 // Curlrc is the path of the curl configuration of an operator in group kubejoin:admins.
 func (s *Site) Curlrc() string { return filepath.Join(s.WorkDir, "curlrc") }
 
-// Start starts kubejoin. When the test ends, Start looks for secrets in what kubejoin logged and wrote.
+// Start starts kubejoin. When the test ends, Start looks for secrets in the logs and files of kubejoin.
 func (s *Site) Start(t *testing.T, more ...string) {
 	t.Helper()
 	s.Program = Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(s.Flags, more...)...)
@@ -79,7 +78,7 @@ func (s *Site) Start(t *testing.T, more ...string) {
 	p.Secrets = s.Secrets
 	t.Cleanup(func() {
 		select {
-		case <-p.Done(): // stopped by the test
+		case <-p.Done(): // the test has stopped it
 			p.Secrets.CheckAbsent(t, "the log", p.Log())
 		default:
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -115,7 +114,7 @@ func (s *Site) Start(t *testing.T, more ...string) {
 	})
 }
 
-// RunKubectl is [cluster.Cluster.Kubectl] that must succeed. It returns the output without space around it.
+// RunKubectl is [cluster.Cluster.Kubectl], but fails the test on an error. It trims the output.
 func (s *Site) RunKubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	output := must.Value(s.Kubectl(t.Context(), args...))(t)
@@ -140,7 +139,7 @@ func (s *Site) WaitIssued(t *testing.T, name string) *x509.Certificate {
 	return leaf
 }
 
-// As is a client that impersonates a user.
+// As returns a client that impersonates a user.
 func (s *Site) As(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
 	config := s.AdminConfig()
@@ -182,7 +181,7 @@ func (s *Site) CreateToken(t *testing.T, limits tokens.Limits) tokens.Token {
 	return r.Token
 }
 
-// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
+// ClusterInfo returns the data of the ConfigMap cluster-info, or nil if there is none.
 func (s *Site) ClusterInfo(t *testing.T) map[string]string {
 	t.Helper()
 	object, err := s.Client().CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})

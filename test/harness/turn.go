@@ -14,8 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// Parallel is [testing.T.Parallel] across packages: as many tests run at once in all packages together as -parallel
-// allows in one. go test runs several packages at once, and many tests measure time.
+// Parallel is [testing.T.Parallel] across packages: all packages together run at most -parallel tests at once. go test runs
+// several packages at once, and many tests measure time.
 func Parallel(t *testing.T) {
 	t.Helper()
 	t.Parallel()
@@ -39,7 +39,7 @@ func Parallel(t *testing.T) {
 	}
 }
 
-// lock is [cluster.Flock] of a file below bin/test of the repository.
+// lock calls [cluster.Flock] for a file below bin/test of the repository.
 func lock(name string, how int) (unlock func(), err error) {
 	root, err := cluster.Repository()
 	if err != nil {

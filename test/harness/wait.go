@@ -13,7 +13,7 @@ func Wait(t *testing.T, what string, check func() error) {
 	wait.OK(t, what, check)
 }
 
-// WaitFor is [Wait] with another limit.
+// WaitFor is like [Wait], but its limit is most.
 func WaitFor(t *testing.T, most time.Duration, what string, check func() error) {
 	t.Helper()
 	wait.For(t, most, what, check)

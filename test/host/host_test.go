@@ -21,8 +21,8 @@ import (
 const clientName = "system:serviceaccount:kubejoin-system:kubejoin"
 
 // sandbox runs a command in mount, IPC and UTS namespaces, as a user without capabilities and without a way to more
-// privileges. The machine's files are read only and its temporary and home folders are empty. FILES becomes
-// /etc/kubernetes or the credentials of a unit. STATE, if any, is the only folder that the command can write.
+// privileges. The machine's files are read only and its temporary and home folders are empty. FILES becomes /etc/kubernetes
+// or the credentials of a unit. The command can write only to the folder STATE, if it is set.
 const sandbox = `set -eu
 user=$1 files=$2 target=$3 state=$4 program=$5
 shift 5
@@ -50,9 +50,9 @@ exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs --bou
 
 // A confined is a command in the sandbox.
 type confined struct {
-	user          string // number
+	user          string // user ID
 	files, target string
-	state         string // empty for no folder to write
+	state         string // empty: no writable folder
 	program       string
 	args          []string
 }
@@ -62,7 +62,8 @@ func (c confined) command() *exec.Cmd {
 	return exec.Command("unshare", args...)
 }
 
-// build builds kubejoin as a release does: that of the other tests writes down its responses.
+// build builds kubejoin as for a release. The kubejoin of other tests writes its responses to a file, which the sandbox
+// forbids.
 func build(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubejoin")
@@ -74,8 +75,8 @@ func build(t *testing.T) string {
 	return program
 }
 
-// kubernetesFolder makes /etc/kubernetes of a control plane: the CA, and a kubeconfig that the real kubeadm makes with
-// the command that 'kubejoin manifest static-pod' names.
+// kubernetesFolder makes a folder like /etc/kubernetes of a control plane. It has the CA, and a kubeconfig that the real
+// kubeadm makes with the command that 'kubejoin manifest static-pod' names.
 func kubernetesFolder(t *testing.T, s *harness.Site) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -28,8 +28,8 @@ const (
 	dynamicUser = "61234"
 )
 
-// systemd's own checks accept the unit with each drop-in, and that of the signer process, and find them well confined. Also
-// on a socket, with the drop-ins of docs/signer.md.
+// systemd's own checks must accept the unit with each drop-in and the unit of the signer process, also with the socket
+// drop-ins of docs/signer.md. They must rate the units as well confined.
 func TestUnitIsValidAndConfined(t *testing.T) {
 	t.Parallel()
 	need.Programs(t, "systemd-analyze")
@@ -39,7 +39,7 @@ func TestUnitIsValidAndConfined(t *testing.T) {
 		for _, dir := range []string{units + "/kubejoin.service.d", root + "/usr/local/bin", root + "/lib/systemd", root + "/usr/lib"} {
 			must.OK(t, os.MkdirAll(dir, 0o755))
 		}
-		// the units that every unit refers to
+		// Copy the units to which every unit refers.
 		if out, err := exec.CommandContext(t.Context(), "cp", "-rL", "/lib/systemd/system", root+"/lib/systemd/").CombinedOutput(); err != nil {
 			t.Logf("some units of this machine are not there: %v\n%s", err, out)
 		}
@@ -63,8 +63,8 @@ func TestUnitIsValidAndConfined(t *testing.T) {
 		if err != nil || bytes.Contains(out, []byte("kubejoin")) {
 			t.Errorf("%s: systemd-analyze verify: %v\n%s", mode, err, out)
 		}
-		threshold := "--threshold=15" // in tenths
-		if way == "host" {            // it works as root
+		threshold := "--threshold=15" // in tenths of the exposure level
+		if way == "host" {            // because it runs as root
 			threshold = "--threshold=48"
 		}
 		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, threshold, unit).CombinedOutput()
@@ -91,7 +91,7 @@ func socketDropIn(t *testing.T, signer bool) string {
 	return strings.NewReplacer("NAME", "daemon", "…", flags).Replace(blocks[0][1] + own)
 }
 
-// systemd's own check accepts the kubelet's unit with the drop-in of a rejoin.
+// systemd's own check must accept the kubelet's unit with the drop-in for rejoins.
 func TestRejoinDropInIsValid(t *testing.T) {
 	t.Parallel()
 	need.Programs(t, "systemd-analyze")
@@ -134,7 +134,7 @@ func settings(t *testing.T, mode string) map[string][]string {
 	return all
 }
 
-// execStart is the command of a unit as systemd would split and expand it.
+// execStart returns the command of a unit, split and expanded like systemd does.
 func execStart(t *testing.T, all map[string][]string, env map[string]string) []string {
 	t.Helper()
 	if len(all["ExecStart"]) != 1 {
@@ -212,7 +212,7 @@ func expand(t *testing.T, name string) map[string]bool {
 	return calls
 }
 
-// traceFolder is a folder that kubejoin's user can write, beside the sandbox.
+// traceFolder returns a folder outside the sandbox that kubejoin's user can write.
 func traceFolder(t *testing.T, below string) string {
 	t.Helper()
 	must.OK(t, os.Mkdir(filepath.Join(below, "trace"), 0o777))
@@ -242,7 +242,7 @@ func TestUnitWorksStandaloneInItsSandbox(t *testing.T) {
 	checkSystemCalls(t, filepath.Join(state, "trace/calls"), all)
 }
 
-// On a cluster the unit has nothing to write. systemd copies the credentials.
+// On a cluster, the unit needs no writable folder. systemd copies the credentials.
 func TestUnitWorksOnAClusterInItsSandbox(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -258,7 +258,7 @@ func TestUnitWorksOnAClusterInItsSandbox(t *testing.T) {
 		}
 		must.OK(t, os.WriteFile(filepath.Join(credentials, name), harness.ReadFile(t, filepath.Join(etc, from)), 0o400))
 	}
-	state := t.TempDir() // for the trace only
+	state := t.TempDir() // only for the trace
 	const folder = "/run/credentials/kubejoin.service"
 	command := execStart(t, all, map[string]string{
 		"CREDENTIALS_DIRECTORY": folder,

@@ -1,6 +1,6 @@
-// Command ignition parses an Ignition 3 config from standard input with Ignition's own parser, and
-// prints the resulting files and units as JSON. It fails if Ignition reports anything, even a warning.
-// It is a separate module, so that importers of kubejoin do not require Ignition.
+// Command ignition parses an Ignition 3 config from standard input with Ignition's own parser, and prints the resulting
+// files and units as JSON. It fails if Ignition reports an error or a warning. It is a separate module, so that importers
+// of kubejoin do not require Ignition.
 package main
 
 import (
@@ -33,7 +33,7 @@ type file struct {
 type service struct {
 	Name    string
 	Enabled bool
-	// Options has the values of the unit by Section.Name, in the order of the file.
+	// Options has the values in the unit by Section.Name, in file order.
 	Options map[string][]string
 }
 
@@ -49,7 +49,7 @@ func run(r io.Reader, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Version 3.0 parses the config as it is, and the newest parser translates it to the current version.
+	// The parser of version 3.0 parses the config as written. The newest parser translates it to the current version.
 	config, found, err := v3_0.Parse(document)
 	if err != nil || len(found.Entries) > 0 {
 		return fmt.Errorf("as 3.0: %w\n%s", errOf(err), found.String())

@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// testEmbedControllers mints a token for one node on the cluster, as an installer does, and requests certificates with
-// it, as machines do. The first machine gets one, and the second a denial with the reason.
+// testEmbedControllers mints a token for one node on the cluster, as an installer does, and requests certificates with it,
+// as machines do. The first machine must get a certificate, and the second a denial with the reason.
 func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
 	stopSigner := start(t, b.program("bootstrap-signer"), "-kubeconfig", c.Kubeconfig())
 	stop := start(t, b.program("embed-controllers"), "-kubeconfig", c.Kubeconfig(), "-ca", c.CAFile(), "-ca-key", c.CAKeyFile())

@@ -1,7 +1,7 @@
 // Package importer_test builds and runs the programs of examples/ in a separate module, with the oldest and the newest
 // supported minor version of Kubernetes.
 //
-// Run it with -count=1: the test cache ignores changes of the files that the programs are built from.
+// Run it with -count=1: Go's test cache ignores changes in the source files of the programs.
 package importer_test
 
 import (
@@ -27,7 +27,7 @@ const (
 	kubejoin   = "github.com/kubejoin/kubejoin/"
 )
 
-// A build contains the programs built with one of the module files.
+// A build contains the programs that were built with one of the module files.
 type build struct {
 	modfile string
 	dir     string
@@ -84,7 +84,7 @@ func (b build) testVersions(t *testing.T, client, etcd string) {
 	}
 	version(etcdClient, etcd)
 	want := version(clientGo, client)
-	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // a client of kubejoin needs no Kubernetes module
+	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // remote-token is only a client of kubejoin and needs no Kubernetes module
 		if got := linked(t, b.program("remote-token"))[name]; got != "" {
 			t.Errorf("remote-token links %s %s, want it not to", name, got)
 		}

@@ -17,7 +17,7 @@ var (
 	packageName = regexp.MustCompile(`(?m)^package (\w+)$`)
 )
 
-// statements makes a file of a block that has only statements: those of the READMEs.
+// statements makes a Go file from a block that has only statements, as in the READMEs.
 const statements = `package main
 
 import (
@@ -36,8 +36,7 @@ func %s(ctx context.Context, cluster kubernetes.Interface) (mint.Minted, error) 
 }
 `
 
-// pasted returns the folder of a new module in which each Go block of the docs is a package, with its test from
-// testdata/library.
+// pasted returns the folder of a new module. Each Go block of the docs is a package there, with its test from testdata/library.
 func pasted(t *testing.T) string {
 	t.Helper()
 	checkout := the(filepath.Abs("../.."))(t)
@@ -91,12 +90,12 @@ func testPasted(t *testing.T, dir string, args, env []string) {
 }
 
 // TestGoBlocksOfDocsWorkInNewModule catches a block that does not compile or does not work when somebody pastes it. The
-// cluster is that of fake.NewClientset.
+// tests use a fake cluster from fake.NewClientset.
 func TestGoBlocksOfDocsWorkInNewModule(t *testing.T) {
 	testPasted(t, pasted(t), []string{"./..."}, nil)
 }
 
-// The first block of docs/library.md, with a real API server.
+// testJoinCommandOfDocs runs the first block of docs/library.md with a real API server.
 func testJoinCommandOfDocs(t *testing.T, c *cluster.Cluster) {
 	testPasted(t, pasted(t), []string{"./main"}, []string{"KUBECONFIG=" + c.Kubeconfig()})
 }

@@ -70,7 +70,7 @@ func (b build) testMountServer(t *testing.T) {
 		}
 	}
 
-	// A technician may create limited tokens only.
+	// A technician may create only limited tokens.
 	minted := parseLine(t, shell(blocks[2][1]))
 	if found := discover(t, minted); found.Server != "https://api.example.com:6443" {
 		t.Errorf("discovered %s", found.Server)
@@ -81,7 +81,7 @@ func (b build) testMountServer(t *testing.T) {
 	}
 
 	keys := the(os.ReadFile(in("keys.txt")))(t)
-	words := strings.Fields(string(keys)) // KEY ada planner KEY bob technician
+	words := strings.Fields(string(keys)) // words of the file: KEY ada planner KEY bob technician
 	ada, bob := words[0], words[3]
 	for _, test := range []struct {
 		method, path, key string
@@ -96,7 +96,7 @@ func (b build) testMountServer(t *testing.T) {
 		{"GET", "/join/openapi.yaml", "", 200, "openapi: 3.1"}, // the link on the page
 		{"GET", "/join/v1/cluster-info", "", 200, "apiVersion: v1"},
 		{"GET", "/join/v1/ca?format=json", "", 200, `{"apiVersion":"output.kubejoin.io/v1alpha1","kind":"CABundle"`},
-		{"GET", "/v1/ca", "", 404, "404 page not found"}, // the mux's
+		{"GET", "/v1/ca", "", 404, "404 page not found"}, // response of the mux
 		{"GET", "/join/v1/nothing", "", 404, `{"type":"https://kubejoin.io/problems/not-found"`},
 		{"GET", "/api/v1/namespaces/kube-public/configmaps/cluster-info", "", 200, `{"kind":"ConfigMap"`},
 		{"GET", "/api/v1/namespaces/kube-public/secrets", "", 404, `{"kind":"Status"`},
@@ -121,7 +121,7 @@ func (b build) testMountServer(t *testing.T) {
 		t.Errorf("got Location %v, %v, want the URL of the token", at, err)
 	}
 
-	// The client works with a path prefix and with a key instead of a bearer token.
+	// The client must work with a path prefix, and with a key instead of a bearer token.
 	c := client.Client{URL: "https://" + listen + "/join", HTTP: &http.Client{Transport: keyed{web.Transport, ada}}}
 	own := tokens.Generate()
 	for range 2 {

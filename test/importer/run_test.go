@@ -147,7 +147,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 		want                 string
 	}{
 		{"GET", "/", "", 200, "an installer's own page\n"},
-		{"GET", "/other", "", 404, "404 page not found\n"}, // the mux's, not kubejoin's
+		{"GET", "/other", "", 404, "404 page not found\n"}, // response of the mux, not of kubejoin
 		{"POST", "/v1/token/print-join-command", "", 401, ""},
 		{"POST", "/v1/token/print-join-command", s.bearer, 200, "kubeadm join " + listen + " --token "},
 	} {
@@ -180,7 +180,7 @@ func (b build) testMintServeDiscover(t *testing.T) {
 	}
 }
 
-// testRemoteToken creates a token over HTTPS, in addition to the one that was minted in the file.
+// testRemoteToken creates a token over HTTPS, in addition to the token minted in the file store.
 func (b build) testRemoteToken(t *testing.T, s site, listen string, minted tokens.Token) {
 	args := []string{"-url", "https://" + listen, "-ca", s.caCert, "-node", "worker-7"}
 	line, stderr, err := run(t, []byte(s.bearer+"\n"), b.program("remote-token"), args...)

@@ -25,8 +25,8 @@ import (
 // stacked are the files that control planes with stacked etcd share.
 var stacked = []string{"ca.crt", "ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.pub", "sa.key", "etcd/ca.crt", "etcd/ca.key"}
 
-// download runs the part of kubeadm join that downloads the files of control planes, on a machine of its own. The error is
-// not nil if the machine then has other files than these files of dir, byte for byte.
+// download runs the phase of kubeadm join that downloads the shared files of control planes, on a new machine. It returns
+// an error unless the machine then has exactly these files, with the same content as in dir.
 func download(t *testing.T, s *harness.Site, key, dir string, files []string) (output string, err error) {
 	t.Helper()
 	_, token := s.JoinArgs(t, "?maxNodes=1")
@@ -59,7 +59,7 @@ nodeRegistration:
 	return string(out), err
 }
 
-// uploads runs kubejoin certs upload and kubeadm on a cluster.
+// uploads runs 'kubejoin certs upload' and kubeadm on a cluster.
 type uploads struct {
 	*testing.T
 	*harness.Site
@@ -95,10 +95,10 @@ func (u uploads) refused(key, why string) {
 
 var keyOfLine = regexp.MustCompile(`--control-plane --certificate-key ([0-9a-f]{64})\n$`)
 
-// TestControlPlaneByOneCall requests the join command of a control plane with curl and with kubejoin --curlrc. kubejoin
-// has the rights of deploy/manifests and deploy/control-planes.yaml, and the admission policy. The test catches a missing
-// right, a policy that refuses the upload, a call that ends the key of an earlier call, and a key that is left behind. The
-// real kubeadm downloads each upload, and refuses the key of one that was deleted or replaced.
+// TestControlPlaneByOneCall requests the join command of a control plane with curl and with kubejoin --curlrc. kubejoin has
+// the rights of deploy/manifests and deploy/control-planes.yaml, and the admission policy. The test catches a missing
+// right, a policy that refuses the upload, a call that invalidates the key of an earlier call, and a key that remains
+// somewhere. The real kubeadm must download each upload, and refuse the key of a deleted or replaced upload.
 func TestControlPlaneByOneCall(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -167,8 +167,9 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	u.checkAbsent(text, token.RevealSecret(), first, second, third)
 }
 
-// checkKubeletClientWarnings deletes the binding that certificates of new control planes need. It fails unless only then
-// kubejoin warns of it: in join commands, over HTTPS and with a kubeconfig, and with such a certificate.
+// checkKubeletClientWarnings deletes the binding that certificates of new control planes need. It fails unless kubejoin
+// warns after the deletion, and not before: in join commands over HTTPS and with a kubeconfig, and when it signs such a
+// certificate.
 func (u uploads) checkKubeletClientWarnings() {
 	u.Helper()
 	const warning = "user kube-apiserver-kubelet-client may not use kubelets"
@@ -212,11 +213,11 @@ func (u uploads) checkKubeletClientWarnings() {
 	check(true)
 }
 
-// encoded is base64 of at least 15 bytes.
+// encoded matches base64 of at least 15 bytes.
 var encoded = regexp.MustCompile(`[0-9A-Za-z+/]{20,}={0,2}`)
 
-// checkAbsent fails the test if a text, or anything encoded in it, has one of these certificate keys or a private key that
-// control planes share. It also fails if the text lacks present, so that the search cannot fail.
+// checkAbsent fails the test if a text, or base64 in it, contains one of these certificate keys or a private key that
+// control planes share. It also fails if the text lacks present: the text would then be the wrong one.
 func (u uploads) checkAbsent(text, present string, certificateKeys ...string) {
 	u.Helper()
 	var all strings.Builder

@@ -43,16 +43,16 @@ import (
 //go:embed diagnose.sh
 var diagnoseMachine string
 
-// A testMachine is a machine with a join script and perhaps a fault. It has its own network, in which each address of targets
-// leads to another address outside. Nothing listens where the target is "".
+// A testMachine is a machine with a join script and perhaps a fault. It has its own network, in which a relay connects each
+// address in targets to its target outside. If the target is "", nothing listens on the address.
 type testMachine struct {
-	script, machine string // the join script, and a shell command that makes the fault
+	script, machine string // the join script, and a shell command that causes the fault
 	args, env       []string
 	targets         map[string]string
-	listen          string // an address that another program uses
+	listen          string // an address that another program on the machine uses
 }
 
-// A line is one line of sh join.sh --diagnose.
+// line matches one line of sh join.sh --diagnose.
 var line = regexp.MustCompile(`(?m)^(ok|error|warning|unknown) +([a-z-]+): (.*)$`)
 
 // diagnose runs sh join.sh --diagnose and returns its output and exit code.
@@ -70,7 +70,7 @@ func (b *testMachine) diagnose(t *testing.T, s *harness.Site) (output string, co
 	started := make(chan error)
 	var listeners []net.Listener
 	go func() {
-		// The runtime ends a locked thread with its goroutine, so no other goroutine gets into this network.
+		// The runtime ends a locked thread together with its goroutine, so no other goroutine runs in this network.
 		runtime.LockOSThread()
 		started <- func() error {
 			if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
@@ -137,7 +137,7 @@ func relay(l net.Listener, target string) {
 	}
 }
 
-// TestDiagnose injects faults into a machine that does not join. Each must be named, with a remedy, and a healthy
+// TestDiagnose injects faults into a machine that does not join. The output must name each fault and a remedy. A healthy
 // machine must have no finding.
 func TestDiagnose(t *testing.T) {
 	harness.Parallel(t)
@@ -183,7 +183,7 @@ func TestDiagnose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// instead is a fault: another server responds at the address of kubejoin.
+	// instead returns a fault: another server responds at kubejoin's address.
 	instead := func(certificate tls.Certificate, status int, body string) func(*testing.T, *testMachine) {
 		return func(t *testing.T, b *testMachine) {
 			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -203,7 +203,7 @@ func TestDiagnose(t *testing.T) {
 	onMachine := func(command string) func(*testing.T, *testMachine) {
 		return func(_ *testing.T, b *testMachine) { b.machine = command }
 	}
-	// fake is a program that prints a text.
+	// fake returns a fault: a program that only prints a text.
 	fake := func(program, text string) func(*testing.T, *testMachine) {
 		return onMachine(fmt.Sprintf("rm -f /run/bin/%[1]s; printf '#!/bin/sh\\necho %[2]s\\n' >/run/bin/%[1]s; chmod +x /run/bin/%[1]s", program, text))
 	}
@@ -234,7 +234,7 @@ func TestDiagnose(t *testing.T) {
 		name   string
 		inject func(*testing.T, *testMachine)
 		want   string // all findings
-		says   string // a part of the line
+		says   string // a part of the finding's line
 	}{
 		{"name of kubejoin does not resolve", onMachine("printf '127.0.0.1 localhost\\n' >/run/hosts"), "error endpoint-dns", "join.test"},
 		{"kubejoin is unreachable", func(_ *testing.T, b *testMachine) { b.targets = map[string]string{s.Address: s.Address} }, "error endpoint-tcp", endpoint},
@@ -319,9 +319,9 @@ func TestDiagnose(t *testing.T) {
 		{"container runtime without CRI", func(t *testing.T, b *testMachine) {
 			file := filepath.Join(t.TempDir(), "s")
 			l := must.Value(net.Listen("unix", file))(t)
-			// The response of gRPC to a method that is not implemented.
+			// This server responds like gRPC to a method that is not implemented.
 			server := &http.Server{Protocols: &http.Protocols{}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				_, _ = io.Copy(io.Discard, r.Body) // else the server resets the stream, and curl may fail
+				_, _ = io.Copy(io.Discard, r.Body) // otherwise the server resets the stream, and curl may fail
 				w.Header().Set("Content-Type", "application/grpc")
 				w.Header().Set("Grpc-Status", "12")
 			})}
@@ -442,7 +442,7 @@ func waitUnsigned(t *testing.T, s *harness.Site, id string) {
 	})
 }
 
-// waitAccepted waits until the API server accepts a token. Then it also does so for a few seconds after the token is deleted.
+// waitAccepted waits until the API server accepts a token. It may accept the token for a few more seconds after a deletion.
 func waitAccepted(t *testing.T, s *harness.Site, token tokens.Token) {
 	t.Helper()
 	waitAnswer(t, s, token, "acceptance of the token", apierrors.IsNotFound)
@@ -454,8 +454,8 @@ func waitRefused(t *testing.T, s *harness.Site, token tokens.Token) {
 	waitAnswer(t, s, token, "refusal of the token", apierrors.IsUnauthorized)
 }
 
-// waitAnswer waits for an answer of the API server to a token that asks for a Node that does not exist. The API server
-// has tokens and permissions from watches, which may lag.
+// waitAnswer reads a missing Node with the token until is returns true for the error of the API server. The API server gets
+// tokens and permissions from watches, which may lag.
 func waitAnswer(t *testing.T, s *harness.Site, token tokens.Token, what string, is func(error) bool) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(s.AdminConfig())

@@ -31,7 +31,7 @@ anonymous:
   - path: ` + harness.ClusterInfoPath + "\n"
 
 // TestJoinsByDiscoveryURL runs the command of docs/install.md on a machine that already trusts the cluster CA, while
-// anonymous users cannot read cluster-info. It catches a discovery file with a credential, and one that kubeadm cannot
+// anonymous users cannot read cluster-info. It catches a discovery file that contains a credential, or that kubeadm cannot
 // use.
 func TestJoinsByDiscoveryURL(t *testing.T) {
 	harness.Parallel(t)
@@ -58,7 +58,7 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 	if err != nil || server != s.Server() || len(cas) != 1 {
 		t.Fatalf("%s: got server %s with %d CAs, %v, want %s with 1 CA", file, server, len(cas), err, s.Server())
 	}
-	// kubeadm accepts gzip, as every Go client does. Make sure that it gets gzip here.
+	// kubeadm accepts gzip, like every Go client. Wait until the response is large enough for gzip.
 	harness.Wait(t, "the discovery file to be compressed", func() error {
 		r, err := http.NewRequestWithContext(t.Context(), "GET", file, nil)
 		if err != nil {

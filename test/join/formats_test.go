@@ -38,7 +38,7 @@ func TestJoinsByEveryFormat(t *testing.T) {
 		format         string
 		taints         string // of the kubelet's flag; empty: none
 		withoutKubeadm bool
-		make           func(t *testing.T, file string) []string // the command that the machine boots with
+		make           func(t *testing.T, file string) []string // returns the command that the machine runs at boot
 	}{
 		{format: "yaml", make: func(t *testing.T, file string) []string {
 			return []string{"kubeadm", "join", "--config", file}
@@ -98,7 +98,7 @@ func TestJoinsByEveryFormat(t *testing.T) {
 			t.Errorf("got %v, want an unknown authority error\n%s", err, node.Output())
 		}
 	})
-	// The same with 'kubejoin token create' and a kubeconfig.
+	// Repeat this with 'kubejoin token create' and a kubeconfig.
 	t.Run("token-create", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "join.yaml")
@@ -151,8 +151,8 @@ func TestJoinsWithoutAnonymousAccess(t *testing.T) {
 	waitScriptFailed(t, s, node, 4, "HTTP 401")
 }
 
-// TestScriptRejectsManInTheMiddle catches a script that sends its token to an attacker, or goes on, although the
-// attacker relays or replaces cluster-info and the machine's system trusts the attacker's CA.
+// TestScriptRejectsManInTheMiddle has an attacker who relays or replaces cluster-info, and whose CA the machine's system
+// trusts. The test catches a script that sends its token to the attacker, or that does not stop.
 func TestScriptRejectsManInTheMiddle(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -198,7 +198,7 @@ exec sh "$2" --timeout 3`, "sh", evilFile, script, "https://" + m.address + "/he
 	waitJoined(t, s, node, true, 365*24*time.Hour)
 }
 
-// joinFile writes a join command of that format to a file and returns its path.
+// joinFile writes a join command in this format to a file and returns the path.
 func joinFile(t *testing.T, s *harness.Site, query, format string) string {
 	t.Helper()
 	if query == "" {
@@ -210,7 +210,8 @@ func joinFile(t *testing.T, s *harness.Site, query, format string) string {
 	return file
 }
 
-// waitJoined waits until a booted machine is a node, and checks its certificate and that no token secret is left.
+// waitJoined waits until a booted machine is a node. It checks the node's certificate, and that no token secret is left on
+// the machine.
 func waitJoined(t *testing.T, s *harness.Site, node *cluster.Node, withKubeadm bool, lifetime time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -274,7 +275,7 @@ func cloudInit(t *testing.T, file string) []string {
 	if output, err := check(wrong); err == nil && !strings.Contains(output, "permission") {
 		t.Errorf("the schema of cloud-init accepts an unknown field, want an error:\n%s", output)
 	}
-	// The module scripts_user would run the script of runcmd, but needs an instance ID. This runs the script directly.
+	// The module scripts_user would run the script of runcmd, but needs an instance ID. So run the script directly.
 	return []string{"sh", "-euc", `
 mount -t tmpfs tmpfs /run
 mkdir -p /var/lib/cloud
@@ -287,8 +288,8 @@ test -x /run/kubejoin/join.sh
 exec /var/lib/cloud/instances/*/scripts/runcmd`, "sh", file}
 }
 
-// ignite validates a document with Ignition's own library, and returns a command that does what Ignition and systemd do
-// with it.
+// ignite validates a document with Ignition's own library, and returns a command that has the same effect as Ignition and
+// systemd.
 func ignite(t *testing.T, file string) []string {
 	t.Helper()
 	dir := t.TempDir()
@@ -333,7 +334,7 @@ func ignite(t *testing.T, file string) []string {
 	}
 	content := filepath.Join(dir, "content")
 	must.OK(t, os.WriteFile(content, script.Content, 0o600))
-	// systemd runs words without a shell. Without quotes and variables, a shell runs the same words.
+	// systemd runs the command without a shell. If it has no quotes and variables, a shell runs the same command.
 	commands := strings.Join(append(slices.Clone(unit["Service.ExecStart"]), unit["Service.ExecStartPost"]...), "\n")
 	if strings.ContainsAny(commands, `"'$%\`) || len(unit["Service.ExecStart"]) == 0 {
 		t.Fatalf("got commands %s, want some without quotes and variables", commands)

@@ -174,7 +174,7 @@ func TestReportsMissingPublicAccess(t *testing.T) {
 		if err != nil || status != 201 || !strings.Contains(text, missing) {
 			t.Errorf("creating a token: got %d, %v, %s, want 201 with a warning", status, err, text)
 		}
-		// After a restart kubejoin still cannot make it public.
+		// kubejoin has no right to make cluster-info public, even after a restart.
 		s.Stop(20 * time.Second)
 		s.Start(t)
 	}

@@ -20,9 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestAPIServerVerifiesKubeletServingCertificate catches a kubelet that gets no serving certificate without a person, or
-// that kube-apiserver cannot verify. Without a certificate, or with another CA, verification must fail. It also catches a
-// kubelet that cannot renew its client certificate without its token.
+// TestAPIServerVerifiesKubeletServingCertificate catches a kubelet that gets no serving certificate unless a person
+// approves it, or whose certificate kube-apiserver cannot verify. Without a certificate, or with another CA, verification
+// must fail. It also catches a kubelet that cannot renew its client certificate without its token.
 func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -173,7 +173,7 @@ func checkServingCertificate(t *testing.T, s *harness.Site, leaf *x509.Certifica
 // --reserved-node-names says that the node belongs to the control plane.
 func TestServingNameOfAPIServerNeedsReservedNodeName(t *testing.T) {
 	harness.Parallel(t)
-	const name = "control-plane" // in the API server's certificate, as kubeadm makes it
+	const name = "control-plane" // a name in the API server's certificate
 	s := harness.NewSite(t, cluster.Options{}, "--serving-allowed-dns-suffix=node.example.com")
 	ctx, nodes := t.Context(), s.Client().CoreV1().Nodes()
 	node := must.Value(nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)

@@ -22,11 +22,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An attacker is a man in the middle at the advertised address. It relays requests to kubejoin and serves a certificate
-// of its own CA.
+// An attacker is a man in the middle at the advertised address. It relays requests to kubejoin, and serves with a
+// certificate from its own CA.
 type attacker struct {
 	address string
-	// ownCA replaces cluster-info with one that contains the attacker's CA.
+	// If ownCA is set, the attacker replaces the CA in cluster-info by its own CA.
 	ownCA atomic.Bool
 
 	program *harness.Program
@@ -59,7 +59,7 @@ func newAttacker(t *testing.T, address string, between *harness.Program, ca *sig
 		}
 		relay.ServeHTTP(w, r)
 	}))
-	m.server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that fail are the point
+	m.server.Config.ErrorLog = log.New(io.Discard, "", 0) // ignore failed handshakes: the test expects them
 	m.server.TLS = &tls.Config{Certificates: []tls.Certificate{*shown}}
 	listener := must.Value(net.Listen("tcp", m.address))(t)
 	_ = m.server.Listener.Close()
@@ -69,7 +69,7 @@ func newAttacker(t *testing.T, address string, between *harness.Program, ca *sig
 	return m
 }
 
-// checkNoSecrets fails if the attacker received anything but requests for public data.
+// checkNoSecrets fails the test if the attacker received other requests than requests for public data.
 func (m *attacker) checkNoSecrets(t *testing.T) {
 	t.Helper()
 	m.mu.Lock()
@@ -92,7 +92,7 @@ func (m *attacker) forwardUnchanged(t *testing.T) {
 		for {
 			from, err := listener.Accept()
 			if err != nil {
-				return // closed
+				return // the listener was closed
 			}
 			to, err := net.Dial("tcp", m.program.Endpoint)
 			if err != nil {

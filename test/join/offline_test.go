@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestJoinsByOfflineToken applies the manifests of 'token create --offline'. It catches a join command that does not
-// work with them, a limit that does not hold, and manifests that need another signature.
+// TestJoinsByOfflineToken applies the manifests of 'token create --offline'. It catches a join command that does not work
+// with these manifests, a limit that does not hold, and manifests that still need a signature.
 func TestJoinsByOfflineToken(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)

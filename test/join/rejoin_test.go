@@ -33,7 +33,7 @@ type offMachine struct {
 	uid  types.UID
 }
 
-// newOffMachine waits until the claim of a node has the UID of its Node.
+// newOffMachine returns the machine of a node, once the claim has the UID of the Node.
 func newOffMachine(t *testing.T, s *harness.Site, node *cluster.Node) *offMachine {
 	t.Helper()
 	object := must.Value(s.Client().CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{}))(t)
@@ -46,7 +46,7 @@ func newOffMachine(t *testing.T, s *harness.Site, node *cluster.Node) *offMachin
 	return &offMachine{node, s, object.UID}
 }
 
-// expire gives the kubelet, which must be stopped, a certificate of its own key that has expired.
+// expire gives the stopped kubelet an expired certificate for its own key.
 func (m *offMachine) expire(t *testing.T) {
 	t.Helper()
 	content := must.Value(m.ReadFile(currentPEM))(t)
@@ -54,7 +54,7 @@ func (m *offMachine) expire(t *testing.T) {
 	ca := must.Value(tls.LoadX509KeyPair(m.site.CAFile(), m.site.CAKeyFile()))(t)
 	expired := *pair.Leaf
 	expired.SerialNumber = big.NewInt(time.Now().UnixNano())
-	expired.NotBefore, expired.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(-time.Second) // while the CA was valid
+	expired.NotBefore, expired.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(-time.Second) // within the validity of the CA
 	der := must.Value(x509.CreateCertificate(rand.Reader, &expired, ca.Leaf, pair.Leaf.PublicKey, ca.PrivateKey))(t)
 	_, rest := pem.Decode(content) // the key follows the certificate
 	m.write(t, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), rest...))
@@ -65,7 +65,7 @@ func (m *offMachine) write(t *testing.T, content []byte) {
 	t.Helper()
 	file := filepath.Join(m.site.WorkDir, "current.pem")
 	must.OK(t, os.WriteFile(file, content, 0o600))
-	m.run(t, 0, "cp", file, currentPEM) // into the file behind the link, which the kubelet wants to replace
+	m.run(t, 0, "cp", file, currentPEM) // write into the file behind the link, because the kubelet must be able to replace the link
 }
 
 func (m *offMachine) run(t *testing.T, want int, command ...string) string {
@@ -81,7 +81,7 @@ func (m *offMachine) run(t *testing.T, want int, command ...string) string {
 // of the same Node again.
 func (m *offMachine) comeBack(t *testing.T, command ...string) {
 	t.Helper()
-	before, _ := m.ReadFile(currentPEM) // none on a machine without a disk
+	before, _ := m.ReadFile(currentPEM) // no file on a machine without a disk
 	m.run(t, 0, command...)
 	if after, err := m.ReadFile(currentPEM); err != nil || string(after) == string(before) {
 		t.Fatalf("got no new certificate, %v", err)
@@ -121,10 +121,10 @@ func commandsOfPage(t *testing.T, s *harness.Site, heading string) string {
 	return strings.NewReplacer("join.example.com:9443", s.Endpoint, "worker-7", "worker-1", "/etc/kubernetes/pki/ca.crt", s.CAFile(), "/boot/", s.WorkDir+"/").Replace(commands)
 }
 
-// TestExpiredKubeletComesBack stops a real kubelet until its certificate has expired, and runs one command: the kubelet
-// must be back as the same Node with the same pods. The same with rejoin.sh, and with the commands of docs/rejoin.md. A
-// copy of the disk from before must be refused, with an Event. Then a machine that loses its disk boots three times with
-// a key that it has bound.
+// TestExpiredKubeletComesBack stops a real kubelet until its certificate has expired, and runs one command. After that, the
+// kubelet must be the same Node with the same pods. It repeats this with rejoin.sh and with the commands of docs/rejoin.md.
+// kubejoin must refuse an earlier copy of the disk, with an Event. Then a machine without a disk boots three times with its
+// bound key.
 func TestExpiredKubeletComesBack(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -135,7 +135,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	node := must.Value(s.Join(ctx, "worker-1", args))(t)
 	m := newOffMachine(t, s, node)
 	if _, err := s.Client().CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err) // kube-controller-manager does not run here
+		t.Fatal(err) // needed because no kube-controller-manager runs
 	}
 	mount := false
 	pod := must.Value(s.Client().CoreV1().Pods("default").Create(ctx, &corev1.Pod{
@@ -154,7 +154,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 		t.Errorf("valid certificate: got %s", out)
 	}
 
-	// The kubelet is off until its certificate has expired. It alone does not come back.
+	// The kubelet is off until its certificate has expired. Without kubejoin rejoin, it cannot come back.
 	stop()
 	m.expire(t)
 	must.OK(t, m.StartKubelet())
@@ -162,12 +162,12 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	stop()
 	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", url)
 
-	// The same with the script.
+	// Repeat this with the script.
 	stop()
 	m.expire(t)
 	m.comeBack(t, "sh", harness.RepositoryFile(t, "deploy/systemd/rejoin.sh"), "--url", url)
 
-	// The same with openssl and curl.
+	// Repeat this with openssl and curl.
 	stop()
 	m.expire(t)
 	m.comeBack(t, "sh", "-c", commandsOfPage(t, s, "By hand"))
@@ -176,7 +176,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 		t.Errorf("got pod %v, %v, want the one from before", kept, err)
 	}
 
-	// A copy of the disk from before the rejoins.
+	// Restore a copy of the disk from before the rejoins.
 	stop()
 	now := must.Value(m.ReadFile(currentPEM))(t)
 	m.write(t, first)
@@ -195,7 +195,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	})
 	m.write(t, now)
 
-	// A machine without a disk.
+	// Now test a machine without a disk.
 	key := filepath.Join(s.WorkDir, "node.key")
 	m.run(t, 0, "openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
 	m.run(t, 0, harness.Kubejoin(), "rejoin", "--url", url, "--bind-key", key)
@@ -203,7 +203,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 		stop()
 		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf")
 		m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
-		if i == 0 { // the same request without the program, which leaves what there is
+		if i == 0 { // now send the same request by hand; these commands keep existing files
 			m.run(t, 0, "sh", "-c", commandsOfPage(t, s, "By hand with a bound key")+
 				strings.Replace(commandsOfPage(t, s, "By hand"), "--cert kubelet-client-current.pem", "--cert self.pem", 1))
 		}

@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// webhookSite starts kubejoin with a store of its own and no rights on Secrets.
+// webhookSite starts kubejoin with its own store and without rights on Secrets.
 func webhookSite(t *testing.T, flags ...string) (s *harness.Site, address, dataDir string) {
 	t.Helper()
 	address = harness.FreeAddress(t)
@@ -42,8 +42,8 @@ func webhookSite(t *testing.T, flags ...string) (s *harness.Site, address, dataD
 	return s, address, dataDir
 }
 
-// TestJoinsThroughWebhook joins nodes with tokens that only kubejoin's file contains, and lets one rejoin. It catches a
-// TokenReview version or credential of kube-apiserver that does not work, and a kubejoin that needs rights on Secrets.
+// TestJoinsThroughWebhook joins nodes with tokens that only kubejoin's file contains, and lets one node rejoin. It catches
+// a TokenReview version or credential of kube-apiserver that does not work, and a kubejoin that needs rights on Secrets.
 func TestJoinsThroughWebhook(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -58,11 +58,11 @@ func TestJoinsThroughWebhook(t *testing.T) {
 		version    string
 		credential []string
 	}{
-		{"v1beta1", nil}, // the bearer token
+		{"v1beta1", nil}, // nil: use the bearer token
 		{"v1", []string{"--client-certificate=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key")}},
 	} {
 		flags := webhookFlags(t, append(test.credential, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "--output-file", filepath.Join(s.WorkDir, test.version+".conf"))...)
-		if test.version == "v1beta1" { // the version without the flag
+		if test.version == "v1beta1" { // webhook-config uses this version by default, without a flag
 			flags = slices.DeleteFunc(flags, func(flag string) bool { return strings.HasPrefix(flag, "--authentication-token-webhook-version=") })
 		}
 		restartAPIServer(t, s, append(flags, "--enable-bootstrap-token-auth=false")...)
@@ -103,8 +103,8 @@ func TestJoinsThroughWebhook(t *testing.T) {
 	}
 }
 
-// TestJoinsWithTokensInEtcd joins nodes with tokens that only etcd contains, on a cluster. It catches a store in etcd that
-// reviews, claims, records or explains otherwise than a file, and a kubejoin that needs rights on Secrets.
+// TestJoinsWithTokensInEtcd joins nodes with tokens that only etcd contains, on a cluster. It catches a store in etcd with
+// which reviews, claims, records or explanations differ from a file store, and a kubejoin that needs rights on Secrets.
 func TestJoinsWithTokensInEtcd(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -178,7 +178,7 @@ func restartAPIServer(t *testing.T, s *harness.Site, flags ...string) {
 	must.OK(t, s.StartAPIServer(t.Context(), flags...))
 }
 
-// checkRequester checks the user of the certificate request that was made with the token.
+// checkRequester checks the user of the certificate request that a machine made with the token.
 func checkRequester(t *testing.T, s *harness.Site, token tokens.Token) {
 	t.Helper()
 	list := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{}))(t)
@@ -233,7 +233,7 @@ func checkRevocation(t *testing.T, s *harness.Site) {
 		}
 		return fmt.Errorf("got conditions %v, want TokenRevoked", r.Status.Conditions)
 	})
-	var accepted time.Time // when kube-apiserver last accepted it
+	var accepted time.Time // when kube-apiserver last accepted the token
 	harness.Wait(t, "401 for deleted token "+token.ID(), func() error {
 		asked := time.Now()
 		_, err := whoami(t, s, token.Reveal())
@@ -246,7 +246,7 @@ func checkRevocation(t *testing.T, s *harness.Site) {
 		accepted = asked
 		return errors.New("still allowed")
 	})
-	if late := accepted.Sub(deleted); late > 20*time.Second { // documented are 11 s, the rest allows for a busy machine
+	if late := accepted.Sub(deleted); late > 20*time.Second { // the docs say 11 s; the rest allows for a busy machine
 		t.Errorf("token accepted %s after its deletion, want at most 20s (11s documented)", late)
 	}
 	for range 10 {

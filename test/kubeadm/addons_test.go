@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// proxyConfig is for kubeadm. The limits of connections are those of the whole machine, which kube-proxy must not set.
+// proxyConfig is for kubeadm. kube-proxy must not set the connection limits, because they would apply to the whole host.
 const proxyConfig = `
 ---
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -49,7 +49,7 @@ func (r *rotationTest) runProxies() {
 		volumes = append(volumes, fmt.Sprintf(`{"name": "host-%d", "hostPath": {"path": %q}}`, i, folder))
 		mounts = append(mounts, fmt.Sprintf(`{"name": "host-%d", "mountPath": %q, "readOnly": true}`, i, folder))
 	}
-	// All that it has, without /lib/modules: this machine may have none.
+	// All volumes of kube-proxy except /lib/modules, which this machine may lack.
 	volumes = append(volumes, `{"name": "kube-proxy", "configMap": {"name": "kube-proxy"}}`,
 		`{"name": "xtables-lock", "hostPath": {"path": "/run/xtables.lock", "type": "FileOrCreate"}}`)
 	mounts = append(mounts, `{"name": "kube-proxy", "mountPath": "/var/lib/kube-proxy"}`, `{"name": "xtables-lock", "mountPath": "/run/xtables.lock"}`)
@@ -72,7 +72,7 @@ func (r *rotationTest) awaitProxies() {
 	r.kubectl("--namespace=kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=3m")
 }
 
-// restartProxies waits until the status names kube-proxy, which keeps a step from success, and runs the command that it shows.
+// restartProxies waits until the status names kube-proxy as what blocks a step, and runs the command that the status shows.
 func (r *rotationTest) restartProxies(step string) {
 	r.t.Helper()
 	if !r.proxies {
@@ -91,7 +91,7 @@ func (r *rotationTest) restartProxies(step string) {
 	r.awaitProxies()
 }
 
-// proxiesWork fails unless each kube-proxy finds an API server that has started again, and API servers reach all kubelets.
+// proxiesWork fails unless each kube-proxy finds an API server after its restart, and API servers reach all kubelets.
 func (r *rotationTest) proxiesWork() {
 	r.t.Helper()
 	if !r.proxies {

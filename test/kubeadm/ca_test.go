@@ -31,9 +31,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestReplacesClusterCA replaces the CA of a cluster with two control planes. Then nothing on any machine is from the old CA.
-// After that it begins to replace the new CA, up to the stage finish, and aborts. Then each file has its bytes again.
-// Meanwhile a probe uses each kubeconfig and watches the Nodes, and machines join.
+// TestReplacesClusterCA replaces the CA of a cluster with two control planes. After that, nothing on any machine may be
+// from the old CA. Then the test begins to replace the new CA, up to stage finish, and aborts. After that, each file must
+// have its old content. Meanwhile a probe uses each kubeconfig and watches the Nodes, and machines join.
 func TestReplacesClusterCA(t *testing.T) {
 	harness.Parallel(t)
 	r := newRotationTest(t).withWorker()
@@ -45,39 +45,39 @@ func TestReplacesClusterCA(t *testing.T) {
 	}
 }
 
-// A rotationTest is a cluster with two control planes and workers, one of whose CAs is replaced.
+// A rotationTest replaces CAs in a cluster with two control planes and workers.
 type rotationTest struct {
 	*pair
 	nodes      []*Machine
-	round      int       // how often it was watched
-	since      time.Time // of the stage
-	pins       []string  // for ca apply
+	round      int       // number of calls of watched
+	since      time.Time // begin of the stage
+	pins       []string  // CA pins for ca apply
 	restart    string    // flag for ca apply on the first control plane
-	signersOff bool      // of the second control plane
+	signersOff bool      // the second kube-controller-manager does not sign
 	stopped    bool      // kube-scheduler
 	proxies    bool      // kube-proxy runs
 
-	session []commands // of the page, for the stages to come
-	stage   commands   // of the page, for this stage; empty for those of the test
+	session []commands // commands of the page for later stages
+	stage   commands   // commands of the page for this stage; empty: use those of the test
 
 	joining sync.Mutex // held while a machine joins in the background, and during a step
-	oldest  string     // a join command from before the rotation; empty once its token is deleted
+	oldest  string     // a join command from before the rotation; empty after its token was deleted
 
-	mu     sync.Mutex // guards the rest
+	mu     sync.Mutex // guards the fields below
 	steps  []step
 	joined []joined
 }
 
-// A step is a command of 'kubejoin ca' and when it began.
+// A step is a command of 'kubejoin ca' and the time when it began.
 type step struct {
 	began   time.Time
 	command string
 }
 
-// commands are those of the page for one stage: of the administrator, and on each host.
+// commands are the commands of the page for one stage: the administrator's command, and the commands for each kind of host.
 type commands struct{ step, controlPlane, worker string }
 
-// sessionOf returns the commands of the stages, without looks at the status. Comments say where those of hosts run.
+// sessionOf returns the commands for the stages, without status commands. Comments in block say on which hosts a command runs.
 func sessionOf(block string) (session []commands) {
 	for line := range strings.Lines(block) {
 		line, where, _ := strings.Cut(strings.TrimSpace(line), " # ")
@@ -98,7 +98,7 @@ func sessionOf(block string) (session []commands) {
 	return session
 }
 
-// enter takes the commands of the next stage from the page, if it is used.
+// enter takes the commands for the next stage from the page, if the test uses the page.
 func (r *rotationTest) enter(args ...string) {
 	r.t.Helper()
 	r.stage = commands{}
@@ -149,7 +149,7 @@ func (r *rotationTest) withWorker() *rotationTest {
 	return r
 }
 
-// watched does work while a probe runs and machines join, every other one with the join command oldest from before.
+// watched calls work while a probe runs and machines join. Every second machine joins with oldest, a join command from before.
 func (r *rotationTest) watched(work func(r *rotationTest, oldest string)) {
 	r.t.Helper()
 	began := time.Now()
@@ -162,7 +162,7 @@ func (r *rotationTest) watched(work func(r *rotationTest, oldest string)) {
 	}
 	started := r.apiServersStarted()
 	probe := must.Value(r.startProbe(r.t.Context(), r.kubeconfigs(), r.first))(r.t)
-	const pause = 5 * time.Second // a machine joins every 20 s also if the others need all processors
+	const pause = 5 * time.Second // a machine then joins at least every 20 s, even if other processes use the whole CPU
 	r.repeatDuring(fmt.Sprintf("light-%d", r.round), pause, r.joinNext, func() { work(r, oldest) })
 	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "nodes", "--all")
 	if got := r.apiServersStarted(); got != started {
@@ -172,7 +172,7 @@ func (r *rotationTest) watched(work func(r *rotationTest, oldest string)) {
 	r.t.Logf("watched for %.1f s", time.Since(began).Seconds())
 }
 
-// network lets a Node be ready without a pod network: all pods use that of their machine.
+// network lets a Node be ready without a pod network: all pods use the host network.
 func (r *rotationTest) network(m *Machine) {
 	r.t.Helper()
 	r.must(m.writeFile(r.t.Context(), "/etc/cni/net.d/10-none.conflist", `{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}`))
@@ -196,19 +196,19 @@ func (r *rotationTest) ca(args ...string) (string, error) {
 	return r.first.Run(r.t.Context(), append([]string{harness.Kubejoin(), "ca"}, args...)...)
 }
 
-// note notes that a command begins.
+// note records that a command begins.
 func (r *rotationTest) note(command string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.steps = append(r.steps, step{time.Now(), command})
 }
 
-// step runs a step once nothing is behind.
+// step runs a step as soon as nothing is behind.
 func (r *rotationTest) step(args ...string) {
 	r.t.Helper()
 	began, command := time.Now(), "ca "+strings.Join(args, " ")
 	r.enter(args...)
-	var refused error // the last time
+	var refused error // the last refusal
 	harness.Wait(r.t, "kubejoin "+command, func() error {
 		err := r.try(args...)
 		if err != nil && !strings.Contains(err.Error(), "not ready to ") {
@@ -223,7 +223,7 @@ func (r *rotationTest) step(args ...string) {
 	r.t.Logf("%s: %.1f s, last refused with: %v", command, r.since.Sub(began).Seconds(), refused)
 }
 
-// try runs the command of a stage, that of the page if there is one.
+// try runs the command for a stage. If the page has such a command, try runs this one.
 func (r *rotationTest) try(args ...string) error {
 	if r.stage.step == "" {
 		_, err := r.alone(args...)
@@ -235,14 +235,15 @@ func (r *rotationTest) try(args ...string) error {
 	return err
 }
 
-// alone is ca without machines that join meanwhile.
+// alone is like ca, but no machine joins meanwhile.
 func (r *rotationTest) alone(args ...string) (string, error) {
 	defer r.pauseJoins(args)()
 	return r.ca(args...)
 }
 
-// pauseJoins lets no machine join until resume is called, because a step is refused while a new Node is not ready. A step with
-// --expire-tokens deletes tokens, also that of the oldest join command, even if it is refused because clients need time.
+// pauseJoins lets no machine join until resume is called, because kubejoin refuses a step while a new Node is not ready. A
+// step with --expire-tokens deletes tokens, including the token of the oldest join command, even if kubejoin refuses the
+// step because clients need time.
 func (r *rotationTest) pauseJoins(args []string) (resume func()) {
 	r.joining.Lock()
 	if slices.Contains(args, expireTokens) {
@@ -264,11 +265,11 @@ func (r *rotationTest) after(at time.Time) string {
 	return last
 }
 
-// refuse waits until a step is refused with a text in the error, and fails if it is not refused.
+// refuse waits until kubejoin refuses a step with a text in the error. It fails if the step succeeds.
 func (r *rotationTest) refuse(want string, args ...string) {
 	r.t.Helper()
 	command := "kubejoin ca " + strings.Join(args, " ")
-	harness.Wait(r.t, command+" refused because of "+want, func() error { // other reasons may pass
+	harness.Wait(r.t, command+" refused because of "+want, func() error { // there may be other reasons first
 		output, err := r.alone(args...)
 		if err == nil || !strings.Contains(err.Error(), "not ready to ") {
 			r.t.Fatalf("%s: %s, %v, want it refused because of %s", command, output, err, want)
@@ -298,7 +299,7 @@ func (r *rotationTest) begin(args ...string) {
 	r.apply(r.nodes[:2]...)
 }
 
-// prepare begins a rotation. The first time, it switches off the signer of the second control plane's
+// prepare begins a rotation. In the first rotation, it also switches off the signer of the second control plane's
 // kube-controller-manager.
 func (r *rotationTest) prepare(args ...string) {
 	r.t.Helper()
@@ -307,7 +308,7 @@ func (r *rotationTest) prepare(args ...string) {
 		return
 	}
 	r.signersOff = true
-	// kubeadm join does not take the patches. kubejoin reads the flags in the pod.
+	// kubeadm join ignored the patches, so add the flags now. kubejoin reads the flags in the pod.
 	r.kubectl("--namespace=kube-system", "wait", "--for=create", "--timeout=3m", "pod/kube-controller-manager-control-2")
 	r.refuse("kube-controller-manager on control-2", "trust")
 	r.on(r.second, "sh", "-euc", `
@@ -317,8 +318,8 @@ func (r *rotationTest) prepare(args ...string) {
 		cat /run/new.yaml >manifests/kube-controller-manager.yaml`)
 }
 
-// stopControllers leaves one kube-controller-manager, and stops kube-scheduler. Each stage would restart them one after the
-// other, which takes most of the time of a rotation.
+// stopControllers leaves only one kube-controller-manager running, and stops kube-scheduler. Otherwise each stage would
+// restart them one after the other, which takes most of the time of a rotation.
 func (r *rotationTest) stopControllers() {
 	r.t.Helper()
 	r.signersOff, r.stopped = true, true
@@ -335,8 +336,8 @@ const certificateKeyFile = "/run/rotation.key"
 // exitUnfit is the exit code of 'kubejoin ca apply' if the host does not fit the stage although nothing failed.
 const exitUnfit = 3
 
-// bring writes an intermediate CA and its root to the first control plane, and returns the flags of prepare for it. Nobody
-// certifies the root, so each host gets its pin.
+// bring writes an intermediate CA and its root to the first control plane, and returns the flags of prepare for it. No
+// trusted CA certifies the root, so each host gets its CA pin.
 func (r *rotationTest) bring() (flags []string) {
 	r.t.Helper()
 	template := func(name string) *x509.Certificate {
@@ -364,8 +365,8 @@ func (r *rotationTest) bring() (flags []string) {
 	return flags
 }
 
-// apply changes the files of machines for the stage: those of the control planes first, at the same time. Once all control
-// planes have applied, it repeats that where something does not fit: the leader of kubejoin may not have read its files yet.
+// apply runs 'kubejoin ca apply' on machines: first on the control planes at the same time, then on the workers. It repeats
+// that on each machine that does not fit the stage: kubejoin's leader may not have read its files yet.
 func (r *rotationTest) apply(machines ...*Machine) {
 	r.t.Helper()
 	r.note("ca apply")
@@ -384,7 +385,7 @@ func (r *rotationTest) apply(machines ...*Machine) {
 	})
 }
 
-// applyOn returns the command of the stage on a machine.
+// applyOn returns the command to apply the stage on a machine.
 func (r *rotationTest) applyOn(m *Machine) string {
 	line, flags := r.stage.worker, ""
 	if r.isControlPlane(m) {
@@ -399,7 +400,7 @@ func (r *rotationTest) applyOn(m *Machine) string {
 	return line
 }
 
-// addPod adds a static pod that reads admin.conf once and holds a Lease, as kube-vip does. It is a kube-scheduler.
+// addPod adds a static pod that reads admin.conf once and holds a Lease, as kube-vip does. The pod runs kube-scheduler.
 func (r *rotationTest) addPod() {
 	r.t.Helper()
 	r.on(r.first, "sh", "-euc", `
@@ -410,7 +411,7 @@ func (r *rotationTest) addPod() {
 	r.awaitPod(time.Now())
 }
 
-// awaitPod waits until the pod has renewed its Lease after a time.
+// awaitPod waits until the pod of addPod has renewed its Lease after this time.
 func (r *rotationTest) awaitPod(after time.Time) {
 	r.t.Helper()
 	harness.Wait(r.t, "the Lease of static pod vip", func() error {
@@ -426,7 +427,8 @@ func (r *rotationTest) awaitPod(after time.Time) {
 	})
 }
 
-// restartPod applies on the first control plane. The pod goes on with the former admin.conf until --restart permits to end it.
+// restartPod applies on the first control plane. The pod uses the former admin.conf until --restart permits kubejoin to end
+// the pod.
 func (r *rotationTest) restartPod() {
 	r.t.Helper()
 	const next = "process vip on control-1 has not read its changed files; next: on control-1: kubejoin ca apply --restart vip"
@@ -439,7 +441,7 @@ func (r *rotationTest) restartPod() {
 
 func (r *rotationTest) isControlPlane(m *Machine) bool { return slices.Contains(r.nodes[:2], m) }
 
-// applyTo runs 'kubejoin ca apply' on machines at the same time. It returns those that do not fit the stage afterwards.
+// applyTo runs 'kubejoin ca apply' on machines at the same time. It returns the machines that still do not fit the stage.
 func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 	r.t.Helper()
 	var mu sync.Mutex
@@ -465,9 +467,9 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 	return again
 }
 
-// back goes to the stages prepare, switch and finish, each time from the beginning, and aborts. Only some machines apply stage
-// switch then, as if the operator had found a reason to abort. The CA of the last time is one of the operator, which the old
-// CA does not certify.
+// back begins three rotations, up to the stages prepare, switch and finish, and aborts each. In the second rotation, only
+// some machines apply stage switch, as if the operator had then found a reason to abort. In the last rotation, the new CA
+// comes from the operator, and the old CA does not certify it.
 func (r *rotationTest) back(string) {
 	const waits = "clients need until"
 	settled := func(state *rotation.Rotation) *time.Time { return &state.Settled }
@@ -490,7 +492,7 @@ func (r *rotationTest) back(string) {
 	r.refuse("pins only the old CA", "switch")
 	r.refuse(waits, "switch", expireTokens)
 	r.passTime(settled)
-	r.step("switch", expireTokens) // those of the first minute count as if they pinned the old CA
+	r.step("switch", expireTokens) // for kubejoin, tokens of the first minute may pin the old CA
 	r.apply(r.nodes...)
 	r.awaitJoins()
 	r.step("finish", expireTokens)
@@ -511,7 +513,8 @@ func (r *rotationTest) back(string) {
 	r.goBack(0, before)
 }
 
-// goBack goes back by so many stages, and ends the rotation. Then the machines have the same files as before.
+// goBack goes back by this number of stages, and ends the rotation. After that, the machines must have the same files as
+// before.
 func (r *rotationTest) goBack(stages int, before map[string]string) {
 	r.t.Helper()
 	for range stages {
@@ -524,7 +527,7 @@ func (r *rotationTest) goBack(stages int, before map[string]string) {
 	r.wantFiles(before)
 }
 
-// wantFiles fails unless the machines have the same files as before.
+// wantFiles fails the test unless the machines have the same files as before.
 func (r *rotationTest) wantFiles(before map[string]string) {
 	r.t.Helper()
 	after := r.files()
@@ -539,8 +542,8 @@ func (r *rotationTest) wantFiles(before map[string]string) {
 	}
 }
 
-// there replaces the CA by one that kubejoin makes, with the commands of the page. A machine joins on the way with the oldest
-// join command.
+// there replaces the CA by a CA that kubejoin makes, with the commands of the page. During the rotation, a machine joins
+// with the oldest join command.
 func (r *rotationTest) there(oldest string) {
 	r.session = sessionOf(readPage(r.t, "docs/ca.md").section("Rotate the CA of a cluster"))
 	old := r.signing("ca")
@@ -585,7 +588,7 @@ func (r *rotationTest) there(oldest string) {
 	}
 }
 
-// wantIncomplete fails unless the status of a rotation that has ended names so many hosts that have not completed it.
+// wantIncomplete fails unless the status of an ended rotation names this number of hosts that have not completed it.
 func (r *rotationTest) wantIncomplete(hosts int) {
 	r.t.Helper()
 	output, err := r.ca("status")
@@ -595,7 +598,7 @@ func (r *rotationTest) wantIncomplete(hosts int) {
 	}
 }
 
-// wantGone fails for a trace of an old CA, and unless so many objects have the new one.
+// wantGone fails the test for each trace of an old CA, and unless at least this number of objects has the new CA.
 func (r *rotationTest) wantGone(old, fresh *tls.Certificate, inObjects int) {
 	r.t.Helper()
 	for _, m := range r.nodes {
@@ -603,7 +606,7 @@ func (r *rotationTest) wantGone(old, fresh *tls.Certificate, inObjects int) {
 			files, err := filesBelow(m.root(), folders...)
 			for name, text := range files {
 				if strings.HasPrefix(name, "/var/lib/kubelet/pki/kubelet-server-") {
-					files[name] = leafIn(text) // behind it is the cross certificate, until the kubelet renews
+					files[name] = leafIn(text) // the cross certificate may follow the leaf until the kubelet renews
 				}
 			}
 			if traces := tracesOf(old, files); err == nil && (len(traces) > 0 || len(files) < 5) {
@@ -625,18 +628,20 @@ func (r *rotationTest) wantGone(old, fresh *tls.Certificate, inObjects int) {
 	})
 }
 
-// passSettling begins the last stage earlier, so that the last apply need not wait until clients have read their CA files.
+// passSettling changes the stored begin of the last stage, so that the last apply need not wait until clients have read
+// their CA files.
 func (r *rotationTest) passSettling() {
 	r.t.Helper()
 	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Since })
 }
 
-// passTime ends a wait of 7 minutes until clients have read their CA files again, by a time in the stored state. Before that,
-// it starts kubejoin again: no other program here reads a CA file only every 5 minutes, so nothing needs the rest of the wait.
+// passTime changes a time in the stored state, so that kubejoin does not wait 7 minutes for clients to read their CA files
+// again. Before that, it restarts kubejoin. Only kubejoin reads CA files as rarely as every 5 minutes here, so no program
+// needs the rest of the wait.
 func (r *rotationTest) passTime(field func(*rotation.Rotation) *time.Time) {
 	r.t.Helper()
 	began := time.Now()
-	if r.stopped { // pods start by it
+	if r.stopped { // new pods need kube-scheduler
 		r.on(r.first, "mv", "/run/kube-scheduler.yaml", schedulerManifest)
 		defer r.on(r.first, "mv", schedulerManifest, "/run")
 	}
@@ -657,7 +662,7 @@ func storedRotation(t *testing.T, kubectl func(...string) string) rotation.Rotat
 	return must.Value(clusterstore.FromSecret(&secret, rotation.Cluster))(t)
 }
 
-// objects returns the objects that may have CA certificates, without the record of the rotation.
+// objects returns the objects that may contain CA certificates, except the Secret with the state of the rotation.
 func (r *rotationTest) objects() map[string]string {
 	r.t.Helper()
 	var list struct {
@@ -693,7 +698,7 @@ func (r *rotationTest) files() map[string]string {
 	return all
 }
 
-// signing returns the CA in two files of the first control plane.
+// signing returns the CA and its key from two files of the first control plane.
 func (r *rotationTest) signing(name string) *tls.Certificate {
 	r.t.Helper()
 	pair := must.Value(tls.X509KeyPair(r.pki(name+".crt"), r.pki(name+".key")))(r.t)
@@ -706,7 +711,7 @@ func (r *rotationTest) pki(name string) []byte {
 	return must.Value(os.ReadFile(filepath.Join(r.first.root(), "/etc/kubernetes/pki", name)))(r.t)
 }
 
-// oldAdmin returns a file with a certificate of an administrator and its key, from the CA that signs now.
+// oldAdmin returns a file with an administrator's certificate from the current CA, and its key.
 func (r *rotationTest) oldAdmin() string {
 	r.t.Helper()
 	return r.clientOf(r.signing("ca"), pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}})
@@ -733,7 +738,7 @@ func (r *rotationTest) wantCode(certificate, want string) {
 			urls = append(urls, "https://"+m.Address+":6443/api")
 		}
 		for _, url := range urls {
-			harness.Wait(r.t, url, func() error { // until the kubelet has a serving certificate
+			harness.Wait(r.t, url, func() error { // wait until the kubelet has a serving certificate
 				got, err := r.outside.Run(r.t.Context(), "curl", "--silent", "--show-error", "--insecure", "--cert", certificate, "--output", "/dev/null", "--write-out", "%{http_code}", url)
 				if err == nil && got != want {
 					err = fmt.Errorf("%s for a certificate of the old CA, want %s", got, want)
@@ -747,7 +752,7 @@ func (r *rotationTest) wantCode(certificate, want string) {
 // apiServersStarted returns when both API servers started.
 func (r *rotationTest) apiServersStarted() (started string) {
 	r.t.Helper()
-	harness.Wait(r.t, "the pods of both API servers", func() error { // a kubelet shows its static pods up to a minute after its Node
+	harness.Wait(r.t, "the pods of both API servers", func() error { // a kubelet may create its mirror Pods only a minute after its Node
 		started = r.kubectl("--namespace=kube-system", "get", "pods", "--selector=component=kube-apiserver", "--output=jsonpath={.items[*].status.containerStatuses[*].state.running.startedAt}")
 		if len(strings.Fields(started)) != 2 {
 			return fmt.Errorf("API servers started at %q", started)
@@ -757,7 +762,7 @@ func (r *rotationTest) apiServersStarted() (started string) {
 	return started
 }
 
-// check fails for what a probe saw go wrong, and logs the figures.
+// check fails the test for each failure that a probe saw, and logs the figures of the probe.
 func (r *rotationTest) check(seen report, atLeast int) {
 	r.t.Helper()
 	line := func(f failure) string {
@@ -768,7 +773,7 @@ func (r *rotationTest) check(seen report, atLeast int) {
 	}
 	for _, f := range seen.NotReady {
 		if strings.HasPrefix(f.Text, "KubeletNotReady: ") {
-			r.t.Log(line(f)) // a kubelet that restarts says so for a moment on a busy machine
+			r.t.Log(line(f)) // allowed: on a busy machine, a kubelet that restarts reports this for a moment
 		} else {
 			r.t.Error(line(f))
 		}

@@ -1,8 +1,8 @@
 // Package kubeadm makes whole clusters on this machine, with the real kubeadm, kubelet, containerd and runc, and with
 // images that are built from the programs of test/kube. It needs root.
 //
-// Each machine of a cluster is a set of Linux namespaces. They end with the process that started them, however that
-// ends, so no process, mount or network interface can remain. Several clusters run side by side.
+// Each machine of a cluster is a set of Linux namespaces. They end with the process that started them, even if it is
+// killed, so no process, mount or network interface can remain. Several clusters can run at the same time.
 package kubeadm
 
 import (
@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// network is where the machines of each cluster have their addresses (RFC 5737). No other machine sees it.
+	// network is the prefix of the machines' addresses in each cluster (RFC 5737). No other machine sees this network.
 	network = "192.0.2"
 	// prefix begins the names of the folders and cgroups of clusters.
 	prefix = "kubejoin-whole-"
-	// startTimeout is how long a part may take to be ready on a busy machine.
+	// startTimeout is how long a component may take to be ready on a busy machine.
 	startTimeout = 3 * time.Minute
 )
 
@@ -38,16 +38,16 @@ type Cluster struct {
 	name, dir, kube, containers string
 	unlock                      func()
 	progress                    io.Writer
-	outside                     *Machine // has the bridge, and no containerd
+	outside                     *Machine // has the bridge, but no containerd
 	machines                    []*Machine
-	images                      []string // of the control plane
+	images                      []string // images of the control plane
 	pauseImage, proxyImage      string
-	endpoint                    string // address of the API servers; empty is that of the first machine
-	more                        string // of the ClusterConfiguration for kubeadm, in YAML
+	endpoint                    string // address of the API servers; empty means the address of the first machine
+	more                        string // more lines of kubeadm's ClusterConfiguration, in YAML
 }
 
-// New makes a cluster without machines. It writes lines of progress to progress. It first removes what clusters of dead
-// processes left behind.
+// New makes a cluster without machines. It writes lines of progress to progress. It first removes the files and cgroups of
+// clusters whose process has died.
 func New(ctx context.Context, progress io.Writer) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a whole cluster needs root, for namespaces and containers")
@@ -75,7 +75,7 @@ func New(ctx context.Context, progress io.Writer) (*Cluster, error) {
 	return c, nil
 }
 
-// programs are those that a cluster needs and no module has.
+// programs are the programs that a cluster needs and that no Go module provides.
 var programs = []string{"runc", "iptables", "ip", "conntrack", "nsenter"}
 
 func checkPrograms() error {
@@ -96,7 +96,7 @@ func (c *Cluster) makeDir() error {
 	if c.unlock, err = cluster.Flock(filepath.Join(dir, "lock"), syscall.LOCK_EX); err != nil {
 		return err
 	}
-	// sweep does not look at it before the lock is held.
+	// Give the folder its final name only now: sweep looks only at such names, and must find the lock.
 	c.dir = filepath.Join(filepath.Dir(dir), strings.TrimPrefix(filepath.Base(dir), "new-"))
 	c.name = filepath.Base(c.dir)
 	return os.Rename(dir, c.dir)
@@ -153,11 +153,11 @@ func (c *Cluster) start(name string, cmd *exec.Cmd) (*cluster.Process, error) {
 	return cluster.StartProcess("machine "+name, filepath.Join(c.dir, name, "machine.log"), cmd)
 }
 
-// Outside returns a machine in the same network that is not part of the cluster, for example of an operator. It has no
+// Outside returns a machine in the same network that is not part of the cluster, such as an operator's machine. It has no
 // containerd.
 func (c *Cluster) Outside() *Machine { return c.outside }
 
-// step runs a part that takes long, and writes how long it took.
+// step runs a slow part of the setup, and writes how long it took.
 func (c *Cluster) step(what string, part func() error) error {
 	fmt.Fprintf(c.progress, "%s … ", what)
 	start := time.Now()
@@ -171,7 +171,7 @@ func (c *Cluster) step(what string, part func() error) error {
 	return err
 }
 
-// Logs returns the end of each log: of the machines, their containerd and kubelet, and the containers.
+// Logs returns the end of each log of machines, containerd, kubelets and containers.
 func (c *Cluster) Logs() string {
 	var text strings.Builder
 	_ = filepath.WalkDir(c.dir, func(path string, entry fs.DirEntry, err error) error {
@@ -222,7 +222,7 @@ func sweep() error {
 	for _, dir := range dirs {
 		unlock, err := cluster.Flock(filepath.Join(dir, "lock"), syscall.LOCK_EX|syscall.LOCK_NB)
 		if errors.Is(err, syscall.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
-			continue // it lives, or another process has just removed it
+			continue // its process lives, or another process has just removed it
 		}
 		if err != nil {
 			return err
@@ -242,7 +242,7 @@ func remove(dir string) error {
 	if err != nil {
 		return err
 	}
-	cgroups = append(cgroups, filepath.Join("/sys/fs/cgroup", filepath.Base(dir))) // with cgroup v2 alone
+	cgroups = append(cgroups, filepath.Join("/sys/fs/cgroup", filepath.Base(dir))) // the path with only cgroup v2
 	for _, cgroup := range cgroups {
 		if err := removeCgroup(cgroup); err != nil {
 			return err
@@ -251,7 +251,7 @@ func remove(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeCgroup removes a cgroup and those in it. The kernel refuses as long as a dying process is in it.
+// removeCgroup removes a cgroup and its children. The kernel refuses as long as a dying process is in one of them.
 func removeCgroup(cgroup string) error {
 	entries, err := os.ReadDir(cgroup)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -17,8 +17,8 @@ import (
 // The CAs of a cluster, below the folder pki.
 var cas = []string{"ca", "front-proxy-ca", "etcd/ca"}
 
-// TestClusterWithoutCAKeys makes a cluster of two control planes and a worker with the real kubeadm. A standalone kubejoin
-// on a machine outside the cluster has the CA keys. No host of the cluster ever has one.
+// TestClusterWithoutCAKeys creates a cluster of two control planes and a worker with the real kubeadm. A standalone
+// kubejoin on a machine outside the cluster has the CA keys. No host of the cluster may ever have a CA key.
 func TestClusterWithoutCAKeys(t *testing.T) {
 	harness.Parallel(t)
 	c := ForTest(t)
@@ -29,7 +29,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		host(t, dir, filepath.Join(c.kube, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", pki, "--kubernetes-version", c.Version)
 	}
 	signers := host(t, dir, harness.Kubejoin(), "signer-config", "default", "--kubeadm")
-	// The certificate of the scheduler is soon due for 'kubejoin host apply'.
+	// The scheduler gets a short-lived certificate, so that 'kubejoin host apply' renews it soon.
 	before, after, _ := strings.Cut(signers, "- name: kubeadm.kubejoin.io/scheduler.conf\n")
 	signers = before + "- name: kubeadm.kubejoin.io/scheduler.conf\n" + strings.Replace(after, "default: 8760h", "default: 8m", 1)
 	must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600))
@@ -40,7 +40,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		"--api-server=https://"+first.Address+":6443", "--tls-san=ca.example.com")
 	serve.Stdout, serve.Stderr = log, log
 	must.OK(t, serve.Start())
-	t.Cleanup(func() { // when the context has ended it
+	t.Cleanup(func() { // the context has ended the process by now
 		_ = serve.Wait()
 		if content, err := os.ReadFile(log.Name()); t.Failed() {
 			t.Logf("kubejoin: %v\n%s", err, content)
@@ -71,7 +71,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		}
 		return out
 	}
-	// prepare makes the keys of a control plane on itself, and has their certificates signed.
+	// prepare makes the keys of a control plane on its machine, and gets certificates for them.
 	prepare := func(m *Machine) string {
 		t.Helper()
 		for _, ca := range cas {
@@ -83,7 +83,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	}
 
 	must.OK(t, c.configure(ctx, ""))
-	// In external CA mode kubeadm expects the keys of service accounts, and has no CA certificate yet here.
+	// In external CA mode, kubeadm expects the keys for service accounts, so make them before kubeadm init.
 	must.OK(t, first.kubeadm(ctx, "kubeadm init phase certs sa --config="+Config))
 	prepare(first)
 	must.OK(t, c.Init(ctx, ""))
@@ -106,7 +106,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	must.OK(t, second.Join(ctx, strings.TrimSpace(line)+" --control-plane --apiserver-advertise-address="+second.Address))
 
 	worker := addMachine(t, c, "worker-1")
-	if _, err := worker.Run(ctx, "mkdir", "-p", "/etc/kubernetes"); err != nil { // as packages of kubeadm do
+	if _, err := worker.Run(ctx, "mkdir", "-p", "/etc/kubernetes"); err != nil { // as the packages of kubeadm do
 		t.Fatal(err)
 	}
 	kubejoin(worker, "kubeconfig", "node", "worker-1", "--output-file=/etc/kubernetes/kubelet.conf")
@@ -140,7 +140,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	secrets.Add("the operator", string(bearer[1]))
 	for _, ca := range cas {
 		content := must.Value(os.ReadFile(filepath.Join(pki, ca+".key")))(t)
-		secrets.Add("the CA "+ca, strings.Split(string(content), "\n")[1]) // a line of the key
+		secrets.Add("the CA "+ca, strings.Split(string(content), "\n")[1]) // one line of the key
 	}
 	secrets.CheckAbsent(t, "the log", string(said))
 	if !strings.Contains(string(said), "kubeadm.kubejoin.io/admin.conf") {
@@ -148,7 +148,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	}
 }
 
-// checkNoCAKey fails the test for a file of a machine that has the key of a CA.
+// checkNoCAKey fails the test for each file of a machine that contains the key of a CA.
 func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 	t.Helper()
 	public := func(key crypto.Signer) string {
@@ -162,13 +162,13 @@ func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 			secret[public(key)] = ca
 		}
 	}
-	// grep fails for a file that ends while it searches; the count below shows whether it searched.
+	// grep fails if a file is deleted meanwhile. The count below shows whether grep searched.
 	list, _ := m.Run(t.Context(), "grep", "-rslIE", "PRIVATE KEY|client-key-data", "/etc", "/var", "/run", "/opt")
 	seen := 0
 	for file := range strings.FieldsSeq(list) {
 		content, err := m.ReadFile(t.Context(), file)
 		if err != nil {
-			continue // it has ended with its process
+			continue // the file was deleted when its process ended
 		}
 		for _, key := range keysIn(content) {
 			seen++

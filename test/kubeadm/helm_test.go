@@ -19,10 +19,10 @@ import (
 // helmVersion finds the major versions of Helm and their releases in test/chart/go.mod.
 var helmVersion = regexp.MustCompile(`helm\.sh/helm/v(\d) (v\S+)`)
 
-// TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. It takes the image of
-// docs/install.md, and the way with Helm of the page on migration. Workers join through kubejoin before, during and after
-// an upgrade, and while the leader's machine is lost. Helm 4 installs and changes the release by server-side apply, Helm 3
-// merges into these objects, and Helm 4 goes on as Helm 3 did.
+// TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. It uses the image of
+// docs/install.md, and the steps for Helm from the page on migration. Workers join through kubejoin before, during and
+// after an upgrade, and while the leader's machine is lost. First, Helm 4 installs and changes the release with server-side
+// apply. Then Helm 3 merges changes into these objects, and Helm 4 does the same after it.
 func TestHelmPage(t *testing.T) {
 	harness.Parallel(t)
 	before := takeStock(t)
@@ -36,10 +36,10 @@ func TestHelmPage(t *testing.T) {
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
-	host(t, clone, "git", "tag", "20261e4") // --set would make this version a number, as some commits
+	host(t, clone, "git", "tag", "20261e4") // --set would read this version as a number, as with some commits
 	// The tests of deploy/image build the image of the other architecture.
 	platforms := "PLATFORMS=linux-" + runtime.GOARCH
-	// The machine has no connection to the internet, so fetch before what the commands need.
+	// The machine has no internet connection, so download everything that the commands need first.
 	p.must(p.step("make image", func() error {
 		host(t, clone, "make", "--silent", "image", platforms)
 		return nil
@@ -91,7 +91,7 @@ func TestHelmPage(t *testing.T) {
 	run("Keep the CA in a Secret")
 	useHelm("4")
 	run("Configure signers")
-	// kube-controller-manager, which restarts next, has to create the new pod before.
+	// Wait for the new pod: kube-controller-manager must create it before it is restarted.
 	p.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
 	p.migrate(migration, "With Helm", bin, clone)
 	p.waitPods(first)
@@ -156,8 +156,8 @@ func lineOf(t *testing.T, output string) string {
 	return ""
 }
 
-// TestStaticPodOnControlPlane runs the parts of docs/host.md on static pods, and the way with static pods of the page on
-// migration, as [TestHelmPage] does with the chart.
+// TestStaticPodOnControlPlane runs the sections of docs/host.md on static pods, and the steps for static pods from the page
+// on migration, as [TestHelmPage] does for the chart.
 func TestStaticPodOnControlPlane(t *testing.T) {
 	harness.Parallel(t)
 	p := newPair(t)
@@ -214,7 +214,7 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 type page struct {
 	t       *testing.T
 	content string
-	left    map[string]bool // blocks that name the running test, and that it has not run yet
+	left    map[string]bool // blocks that name this test and that it has not run yet
 }
 
 // block is a block of commands, and the test in the comment above it.
@@ -244,8 +244,8 @@ func (p page) section(heading string) string {
 	return strings.Join(p.blocks(heading), "")
 }
 
-// blocks returns the commands of a section, block by block: those that name this test, else those that name a test, or all if
-// none does.
+// blocks returns the commands of a section, block by block. It returns the blocks that name this test. If there are none,
+// it returns the blocks that name any test, or else all blocks.
 func (p page) blocks(heading string) (commands []string) {
 	p.t.Helper()
 	var own, others []string
@@ -278,7 +278,7 @@ func (p page) blocks(heading string) (commands []string) {
 	return commands
 }
 
-// prepare clones the repository, and makes a folder with a static kubejoin and a sudo for root.
+// prepare clones the repository, and makes a folder bin with a static kubejoin and a sudo that works for root.
 func prepare(t *testing.T, clone, bin string) {
 	t.Helper()
 	host(t, harness.RepositoryFile(t, "."), "git", "clone", "--quiet", ".", clone)
@@ -289,7 +289,7 @@ func prepare(t *testing.T, clone, bin string) {
 		chmod 755 "$1/sudo"`, "prepare", bin)
 }
 
-// paste runs commands on a machine, in a folder and with the programs of another one first.
+// paste runs commands on a machine in the folder dir, with the folder bin first in PATH.
 func paste(t *testing.T, m *Machine, bin, dir, script string) string {
 	t.Helper()
 	cache := strings.Fields(host(t, dir, "go", "env", "GOCACHE", "GOMODCACHE"))

@@ -20,8 +20,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestHostsRenewByThemselves lets the certificates of two control planes end in minutes. The DaemonSet of deploy/host renews them,
-// and restarts what reads them once. No request fails, and no API server restarts.
+// TestHostsRenewByThemselves lets the certificates of two control planes end in minutes. The DaemonSet of deploy/host must
+// renew them, and restart the static pods that read them only at their start. No request may fail, and no API server may
+// restart.
 func TestHostsRenewByThemselves(t *testing.T) {
 	harness.Parallel(t)
 	r := newRotationTest(t)
@@ -56,19 +57,19 @@ func TestHostsRenewByThemselves(t *testing.T) {
 	harness.Wait(t, "an Event for each certificate", func() error {
 		text, err := r.Kubectl(t.Context(), "get", "events", "--field-selector=reason=CertificateRenewed", "--output=jsonpath={range .items[*]}{.message}{\"\\n\"}{end}")
 		if n := strings.Count(text, "kubejoin renewed the certificate in /etc/kubernetes/"); err == nil && n != 21 {
-			err = fmt.Errorf("%d Events:\n%s", n, text) // super-admin.conf is on the first one alone
+			err = fmt.Errorf("%d Events:\n%s", n, text) // only the first control plane has super-admin.conf
 		}
 		return err
 	})
 	r.awaitPod(time.Now())
-	r.on(r.first, harness.Kubejoin(), "host", "apply") // nothing is left
+	r.on(r.first, harness.Kubejoin(), "host", "apply") // exits with 0: nothing is left to do
 	if got := r.apiServersStarted(); got != started {
 		t.Errorf("API servers started at %s, before at %s: they reload certificates", got, started)
 	}
 	r.check(must.Value(probe.stop())(t), 300)
 }
 
-// installHost makes the DaemonSet of deploy/host, with one text in place of another.
+// installHost creates the DaemonSet of deploy/host, with old replaced by text.
 func (r *rotationTest) installHost(old, text string) {
 	r.t.Helper()
 	content := string(must.Value(os.ReadFile(harness.RepositoryFile(r.t, "deploy/host/daemonset.yaml")))(r.t))
@@ -83,7 +84,7 @@ func (r *rotationTest) installHost(old, text string) {
 	r.kubectl("apply", "--filename", file)
 }
 
-// age gives a machine certificates of kubeadm that end in minutes, for the same keys.
+// age replaces kubeadm's certificates on a machine by certificates for the same keys that expire in minutes.
 func (r *rotationTest) age(m *Machine) {
 	r.t.Helper()
 	dir := filepath.Join(m.root(), "etc/kubernetes")
@@ -106,7 +107,7 @@ func (r *rotationTest) age(m *Machine) {
 		}
 		return nil
 	}
-	replace := func(file string, content []byte) { // API servers may read it at any time
+	replace := func(file string, content []byte) { // in one step, because API servers may read the file at any time
 		file = strings.TrimPrefix(file, m.root())
 		r.must(m.writeFile(r.t.Context(), "/run/aged", string(content)))
 		r.on(m, "sh", "-euc", `cp --preserve=mode "$1" "$1.aged"; cat /run/aged >"$1.aged"; mv "$1.aged" "$1"`, "sh", file)

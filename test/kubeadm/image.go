@@ -60,7 +60,7 @@ func writeLayer(archive *tar.Writer, program string) (digest string, err error) 
 	if err != nil {
 		return "", err
 	}
-	// The layer has one header, the file in blocks of 512 bytes, and two empty blocks at its end.
+	// The layer consists of one header, the file in blocks of 512 bytes, and two empty blocks.
 	const block = 512
 	size := block + (info.Size()+block-1)/block*block + 2*block
 	if err := archive.WriteHeader(&tar.Header{Name: "layer.tar", Mode: 0o644, Size: size}); err != nil {

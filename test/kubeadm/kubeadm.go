@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// config is the configuration for kubeadm init. The settings of the kubelet from cgroupDriver on let it run without
-// systemd, and keep images that no registry has.
+// config is the configuration for kubeadm init. The settings from cgroupDriver on let the kubelet run without systemd, and
+// stop it from deleting images that no registry has.
 const config = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint:
@@ -47,11 +47,11 @@ evictionHard:
   imagefs.available: "0%%"
 `
 
-// Config is where the configuration of the cluster for kubeadm is on the first control plane.
+// Config is the path of kubeadm's configuration on the first control plane.
 const Config = "/etc/kubernetes/kubeadm.yaml"
 
-// Init makes the first machine a control plane with kubeadm init. The cluster has no pod network, no kube-proxy and no
-// DNS: its pods use the network of their machine. The API server verifies kubelets, and kubelets request serving
+// Init makes the first machine a control plane with kubeadm init. The cluster has no pod network, no kube-proxy and no DNS:
+// its pods use the host network. The API server verifies the serving certificates of kubelets, and kubelets request these
 // certificates. patches is a folder of patches for kubeadm; empty for none.
 func (c *Cluster) Init(ctx context.Context, patches string) error {
 	m := c.machines[0]
@@ -78,16 +78,16 @@ func (c *Cluster) configure(ctx context.Context, patches string) error {
 	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches, cmp.Or(c.endpoint, c.machines[0].Address), more))
 }
 
-// fastShutdown lets API servers stop within 2 s: each rotation of the CA restarts those before Kubernetes 1.36. Otherwise they
-// wait for clients that keep connections open, until the kubelet kills them after 30 s.
+// fastShutdown lets API servers stop within 2 s, because before Kubernetes 1.36 each rotation of the CA restarts them.
+// Without it, API servers wait for clients that keep connections open, until the kubelet kills them after 30 s.
 const fastShutdown = `  - name: shutdown-send-retry-after
     value: "true"
 `
 
-// olderThan reports whether the cluster runs a version of Kubernetes before a given one.
+// olderThan reports whether the cluster runs a version of Kubernetes before version.
 func (c *Cluster) olderThan(version string) bool { return imagetag.Before(":"+c.Version, version) }
 
-// importImages imports images that kubeadm names. There is none of CoreDNS.
+// importImages imports images that kubeadm names, except CoreDNS, which the cluster does not run.
 func (m *Machine) importImages(ctx context.Context, images []string) error {
 	for _, image := range images {
 		name, _, _ := strings.Cut(path.Base(image), ":")
@@ -104,8 +104,8 @@ func (m *Machine) importImages(ctx context.Context, images []string) error {
 	return nil
 }
 
-// Join runs a join command on a machine. A control plane gets the images of Kubernetes first, a worker that of the pause
-// program.
+// Join runs a join command on a machine. Before that, a control plane gets the images of Kubernetes, and a worker gets the
+// image of the pause program.
 func (m *Machine) Join(ctx context.Context, line string) error {
 	args, err := cluster.JoinArgs(line)
 	if err != nil {
@@ -160,7 +160,7 @@ spec:
 `
 
 // RunPod runs a pod that prints text and then waits, on a machine that has joined. It returns when the pod is ready and
-// kube-apiserver can read its log: the kubelet has its serving certificate.
+// kube-apiserver can read its log, so the kubelet has its serving certificate.
 func (c *Cluster) RunPod(ctx context.Context, m *Machine, name, text string) error {
 	return c.step("starting a pod on "+m.Name, func() error {
 		file := "/etc/kubernetes/" + name + ".yaml"

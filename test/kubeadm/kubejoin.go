@@ -24,7 +24,8 @@ func AllSignersOff() (string, error) {
 }
 
 // Install runs an imported image of kubejoin on each control plane, with the rights in deploy/manifests and
-// deploy/control-planes.yaml, and returns when it is ready. It approves serving certificates of all machines, which the DaemonSet in deploy/manifests does not.
+// deploy/control-planes.yaml, and returns when it is ready. Unlike the DaemonSet in deploy/manifests, it approves serving
+// certificates of all machines.
 func (c *Cluster) Install(ctx context.Context, image string) error {
 	root, err := cluster.Repository()
 	if err != nil {
@@ -59,18 +60,18 @@ func (c *Cluster) permitControlPlanes(ctx context.Context) error {
 	return err
 }
 
-// requester is the service account of [Cluster.RequestJoin]. The docs have one of another name.
+// requester is the service account of [Cluster.RequestJoin]. The docs use another name.
 const requester = "requester"
 
 // RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
-// cluster. Like the curl in docs/helm.md it retries, but for as long as kubejoin may take to start on a busy machine. host is
-// where kubejoin listens.
+// cluster. Like the curl command in docs/helm.md, it retries, but longer: kubejoin may start slowly on a busy machine. host
+// is the host on which kubejoin listens.
 func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line string, err error) {
 	output, err := c.requestJoin(ctx, host, query)
-	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // after the responses to failed attempts
+	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // without the responses to failed attempts before it
 }
 
-// requestJoin is RequestJoin for any format, with the responses to failed attempts.
+// requestJoin is like RequestJoin, but for any format, and its output includes the responses to failed attempts.
 func (c *Cluster) requestJoin(ctx context.Context, host, query string) (output string, err error) {
 	curlrc := filepath.Join(c.outside.dir, "installer.curlrc")
 	if _, err := os.Stat(curlrc); err != nil {
@@ -82,8 +83,8 @@ func (c *Cluster) requestJoin(ctx context.Context, host, query string) (output s
 		"--connect-timeout", "5", "--request", "POST", "https://"+net.JoinHostPort(host, "9443")+"/v1/token/print-join-command?"+query))
 }
 
-// writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument,
-// because every user of a machine sees those.
+// writeCurlrc creates the service account, and writes its token and the CA for curl. The token is not an argument, because
+// every user of a machine can see arguments.
 func (c *Cluster) writeCurlrc(ctx context.Context, curlrc string) error {
 	const account = requester
 	if _, err := c.Kubectl(ctx, "create", "serviceaccount", account); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// A stock is what a cluster could leave behind on the machine of the tests. Other tests run beside it, so it has nothing
-// that they change.
+// A stock lists what a cluster could leave behind on the host. It leaves out everything that other tests change at the same
+// time.
 type stock struct{ mounts, links, namespaces, cgroups, files []string }
 
 func takeStock(t *testing.T) (s stock) {
@@ -37,7 +37,7 @@ func glob(t *testing.T, patterns ...string) (found []string) {
 	return found
 }
 
-// compare fails the test for what a deleted cluster left behind. processes are those that it had.
+// compare fails the test for each thing that a deleted cluster left behind. processes are the processes of that cluster.
 func (s stock) compare(t *testing.T, name string, processes map[string]string) {
 	t.Helper()
 	after := takeStock(t)
@@ -67,7 +67,7 @@ func (s stock) compare(t *testing.T, name string, processes map[string]string) {
 	}
 }
 
-// A process is what /proc/PID/stat has about one.
+// A process is a part of /proc/PID/stat.
 type process struct{ parent, state, command string }
 
 // allProcesses returns all processes of this machine by their ID and start time.
@@ -77,9 +77,9 @@ func allProcesses() map[string]process {
 	for _, file := range files {
 		stat, err := os.ReadFile(file)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
-		// Field 2 is the command in parentheses, and may have any character.
+		// Field 2 is the command in parentheses, and may contain any character.
 		head, tail, _ := strings.Cut(string(stat), " (")
 		end := strings.LastIndex(tail, ") ")
 		fields := strings.Fields(tail[end+2:])
@@ -106,7 +106,7 @@ func processesBelow(root int) map[string]string {
 	return found
 }
 
-// processesOf returns the processes of a cluster as processesBelow.
+// processesOf returns the processes of a cluster in the form of processesBelow.
 func processesOf(c *Cluster) map[string]string {
 	found := map[string]string{}
 	for _, m := range append([]*Machine{c.outside}, c.machines...) {

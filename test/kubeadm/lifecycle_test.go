@@ -11,17 +11,17 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// joinHost is the name of kubejoin in docs/helm.md. On each machine it has the addresses of both control planes.
+// joinHost is the name of kubejoin in docs/helm.md. On each machine, it resolves to the addresses of both control planes.
 const joinHost = "join.example.com"
 
-// A pair is a cluster for two control planes that run kubejoin. The leader can be lost, and the other one takes over.
+// A pair is a cluster for two control planes that run kubejoin. If the leader is lost, the other control plane takes over.
 type pair struct {
 	*Cluster
 	t             *testing.T
 	first, second *Machine
 }
 
-// newPair makes the first control plane, and starts the machine of the second.
+// newPair creates the first control plane, and starts the machine for the second.
 func newPair(t *testing.T) *pair {
 	t.Helper()
 	c := ForTest(t)
@@ -61,8 +61,9 @@ func (p *pair) kubectl(args ...string) string {
 	return p.on(p.first, append([]string{"kubectl"}, args...)...)
 }
 
-// migrate moves the work of kube-controller-manager to kubejoin, as the page says for a way to run it. The second control
-// plane joins meanwhile: its kube-controller-manager never signs. migrate returns the join command that the page prints.
+// migrate moves the work of kube-controller-manager to kubejoin, as the page says for this way to run kubejoin. The second
+// control plane joins meanwhile: its kube-controller-manager never signs. migrate returns the join command that the page's
+// commands print.
 func (p *pair) migrate(page page, way, bin, clone string) (line string) {
 	p.t.Helper()
 	off := page.blocks("Switch the controllers off")
@@ -93,7 +94,7 @@ func (p *pair) giveBack(page page, bin, clone, more string) {
 	}
 }
 
-// joinSecond joins the second control plane while work runs.
+// joinSecond joins the second control plane. Meanwhile it calls work.
 func (p *pair) joinSecond(work func()) {
 	p.t.Helper()
 	output := p.on(p.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
@@ -109,7 +110,7 @@ func (p *pair) joinSecond(work func()) {
 	p.must(<-joined)
 }
 
-// worker joins a machine by a join command.
+// worker starts a machine and joins it with a join command.
 func (p *pair) worker(name, line string) *Machine {
 	p.t.Helper()
 	m := addMachine(p.t, p.Cluster, name)
@@ -118,7 +119,7 @@ func (p *pair) worker(name, line string) *Machine {
 	return m
 }
 
-// request returns a join command from any control plane.
+// request requests a join command from any control plane.
 func (p *pair) request() string {
 	p.t.Helper()
 	line, err := p.RequestJoin(p.t.Context(), joinHost, "maxNodes=1")
@@ -175,7 +176,7 @@ func (p *pair) checkNoLogs() {
 	})
 }
 
-// requests returns signer, reason and last writer of the status of the requests by a user.
+// requests lists the certificate requests of a user, with their signer, reason and last writer of the status.
 func (p *pair) requests(user string) string {
 	p.t.Helper()
 	return p.kubectl("get", "csr", "--output", `jsonpath={range .items[?(@.spec.username=="`+user+
@@ -194,15 +195,15 @@ func (p *pair) joinLightOnce(ctx context.Context, name string) (lightNode, error
 // joinDuring requests join commands and joins light nodes, one after the other, while work runs.
 func (p *pair) joinDuring(what string, work func()) {
 	p.t.Helper()
-	const pause = 2 * time.Second // leaves the processors to the rest
+	const pause = 2 * time.Second // leaves CPU time for the rest
 	p.repeatDuring(what, pause, func(name string) error {
 		_, err := p.joinLightOnce(p.t.Context(), name)
 		return err
 	}, work)
 }
 
-// repeatDuring calls join with names of nodes, one after the other, while work runs. It fails the test unless all of them
-// join, also if work ends the test.
+// repeatDuring calls join with node names, one after the other, while work runs. It fails the test unless all nodes join,
+// even if work ends the test.
 func (p *pair) repeatDuring(what string, pause time.Duration, join func(name string) error, work func()) {
 	p.t.Helper()
 	stop, failed, count := make(chan struct{}), make(chan error, 1), 0
@@ -232,7 +233,7 @@ func (p *pair) repeatDuring(what string, pause time.Duration, join func(name str
 }
 
 // loseLeader stops the kubelet of the leader's machine, kills the leader and deletes its pod. Nodes join and renew through
-// the other one. Then the kubelet starts again.
+// the other control plane. Then the kubelet starts again.
 func (p *pair) loseLeader(image string) {
 	p.t.Helper()
 	before := time.Now()
@@ -268,7 +269,7 @@ func (p *pair) loseLeader(image string) {
 	}
 	p.t.Logf("leader on %s lost: a node joined after %s, another one renewed after %s; a join usually takes %s", host,
 		joined.Round(time.Millisecond), renewed.Round(time.Millisecond), usual.Round(time.Millisecond))
-	// 20 s are enough on an idle machine. On a busy one, the first join already took longer.
+	// 20 s are enough on an idle machine. On a busy machine, the first join already took longer.
 	if most := 20*time.Second + 5*usual; max(joined, renewed) > most {
 		p.t.Errorf("want both within %s", most)
 	}

@@ -20,8 +20,8 @@ import (
 //go:embed machine.sh
 var machineScript string
 
-// A Machine has its own processes, mounts, network interface and host name, and its own containerd. Its kubelet starts
-// once kubeadm has configured it. /etc, /var, /opt and /run are its own; the other folders are those of the host.
+// A Machine has its own processes, mounts, network interface and host name, and its own containerd. Its kubelet starts once
+// kubeadm has configured it. It has its own /etc, /var, /opt and /run, and shares all other folders with the host.
 type Machine struct {
 	Name, Address string
 
@@ -46,7 +46,8 @@ func (c *Cluster) AddMachine(ctx context.Context, name string) (m *Machine, err 
 		if m.init, err = c.start(name, cmd); err != nil {
 			return err
 		}
-		// Only its network namespace is that of the bridge, because the other end is named by a process ID of this one.
+		// Enter only the network namespace of the bridge: the process ID that names the machine is valid only outside its
+		// PID namespace.
 		if _, err := run(ctx, exec.CommandContext(ctx, "nsenter", "--target", strconv.Itoa(c.outside.init.PID()), "--net", "--", "sh", "-euc", `
 			ip link add "$1" type veth peer name eth0 netns "$2"
 			ip link set "$1" master br0 up`, "connect", fmt.Sprintf("machine%d", number), strconv.Itoa(m.init.PID()))); err != nil {
@@ -62,7 +63,7 @@ func (c *Cluster) AddMachine(ctx context.Context, name string) (m *Machine, err 
 	return m, err
 }
 
-// containerdConfig keeps the score with which the kernel chooses processes to kill, because not every root may lower it.
+// containerdConfig leaves the OOM score unchanged, because root may lack the permission to lower it.
 func (c *Cluster) containerdConfig() string {
 	return fmt.Sprintf(`version = 3
 [plugins.'io.containerd.cri.v1.runtime']
@@ -83,7 +84,7 @@ func (m *Machine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a command on the machine and returns its standard output. The error contains all that it printed.
+// Run runs a command on the machine and returns its standard output. The error contains all output of the command.
 func (m *Machine) Run(ctx context.Context, args ...string) (string, error) {
 	return run(ctx, m.Command(ctx, args...))
 }
@@ -111,7 +112,7 @@ func (m *Machine) ImportProgram(ctx context.Context, image, program string) erro
 	return err
 }
 
-// StopKubelet stops the kubelet. Its containers run on.
+// StopKubelet stops the kubelet. Its containers continue to run.
 func (m *Machine) StopKubelet(ctx context.Context) error {
 	_, err := m.Run(ctx, "sh", "-euc", "touch /run/kubelet.off; kill -KILL $(cat /run/kubelet.pid)")
 	return err
@@ -126,8 +127,8 @@ func (m *Machine) StartKubelet(ctx context.Context) error {
 // Stop switches the machine off: all its processes end at once.
 func (m *Machine) Stop() { m.init.Stop(0) }
 
-// run runs a command and returns its standard output. The error contains all that it printed, but no arguments:
-// they may contain a token.
+// run runs a command and returns its standard output. The error contains all output of the command, but not its arguments,
+// which may contain a token.
 func run(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -23,18 +23,18 @@ import (
 	"k8s.io/client-go/util/certificate/csr"
 )
 
-// nodeChild is set in a process of this test binary that plays a node. It is the name of the node.
+// nodeChild is an environment variable with a node name. If it is set, this test binary runs as the process of this light node.
 const nodeChild = "KUBEJOIN_TEST_NODE"
 
-// A lightNode is a node without a machine. Its process runs in the network outside the cluster, and sends what kubeadm and
-// the kubelet send: discovery, the request for a certificate, and the Node.
+// A lightNode is a node without a machine. Its process runs in the network outside the cluster, and sends the same requests
+// as kubeadm and the kubelet: for discovery, for a certificate, and for the Node.
 type lightNode struct {
 	name        string
 	certificate string // PEM, with the key
 }
 
-// joinLight joins a light node by a join command. With the certificate of a light node in place of the join command, it
-// renews the certificate.
+// joinLight joins a light node with a join command. If credential is the certificate of a light node, joinLight renews the
+// certificate instead.
 func (c *Cluster) joinLight(ctx context.Context, name, credential string) (lightNode, error) {
 	cmd := c.outside.Command(ctx, os.Args[0])
 	cmd.Env = append(cmd.Env, nodeChild+"="+name, "KUBEJOIN_TEST_API_SERVER="+c.machines[0].Address+":6443")
@@ -43,7 +43,7 @@ func (c *Cluster) joinLight(ctx context.Context, name, credential string) (light
 	return lightNode{name, certificate}, err
 }
 
-// playNode is the process of a light node. It prints the certificate and the key.
+// playNode runs in the process of a light node. It prints the certificate and the key.
 func playNode(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("no certificate after %v", startTimeout))
 	defer cancel()
@@ -54,7 +54,7 @@ func playNode(ctx context.Context, name string) error {
 	config := &rest.Config{Host: os.Getenv("KUBEJOIN_TEST_API_SERVER")}
 	renews := strings.HasPrefix(string(credential), "-----BEGIN")
 	if renews {
-		// The CA does not matter here: the API server is that of the first join.
+		// There is no need to verify the API server here: the first join has verified it.
 		config.TLSClientConfig = rest.TLSClientConfig{CertData: credential, KeyData: credential, Insecure: true}
 	} else {
 		command, err := clusterinfo.ParseJoinCommand(string(credential))

@@ -11,9 +11,9 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestReplacesEtcdAndFrontProxyCA replaces both CAs in a cluster with two control planes. That of the front proxy stops
-// nothing. That of etcd restarts etcd and kube-apiserver: writes stop for a while, a machine joins all the same, and no Node
-// is lost. In the end, nothing on any machine is from an old CA.
+// TestReplacesEtcdAndFrontProxyCA replaces both CAs in a cluster with two control planes. The change of the front-proxy CA
+// must interrupt nothing. The change of the etcd CA restarts etcd and kube-apiserver: writes stop for a while, but a
+// machine must join, and no Node may get lost. In the end, no file or object on any machine may be from an old CA.
 func TestReplacesEtcdAndFrontProxyCA(t *testing.T) {
 	harness.Parallel(t)
 	began := time.Now()
@@ -37,7 +37,7 @@ func TestReplacesEtcdAndFrontProxyCA(t *testing.T) {
 	t.Logf("all: %.1f s", time.Since(began).Seconds())
 }
 
-// frontProxy replaces the CA of the front proxy.
+// frontProxy replaces the front-proxy CA.
 func (r *rotationTest) frontProxy() {
 	r.t.Helper()
 	const flag, file = "--ca=front-proxy", "front-proxy-ca"
@@ -60,11 +60,11 @@ func (r *rotationTest) frontProxy() {
 const (
 	etcdFlag    = "--ca=etcd"
 	etcdCA      = "etcd/ca"
-	etcdVersion = "https://%s:2379/version" // which etcd shows only to its clients
+	etcdVersion = "https://%s:2379/version" // needs a client certificate for etcd
 )
 
-// abortEtcd begins to replace the CA of etcd and goes back, while one control plane trusts the new CA. Then each file has its
-// bytes again.
+// abortEtcd begins to replace the CA of etcd, and aborts while one control plane trusts the new CA. After that, each file
+// must have its old content.
 func (r *rotationTest) abortEtcd() {
 	r.t.Helper()
 	before := r.files()
@@ -133,7 +133,7 @@ func (r *rotationTest) responds(url, certificate, want string, args ...string) {
 	}
 }
 
-// wantNoFailures fails for each request that failed.
+// wantNoFailures fails the test for each failed request.
 func (r *rotationTest) wantNoFailures(seen report) {
 	r.t.Helper()
 	for _, f := range append(seen.Failures, seen.NotReady...) {
@@ -145,11 +145,11 @@ func (r *rotationTest) wantNoFailures(seen report) {
 	}
 }
 
-// mostGap is the longest gap that the restart of etcd and of kube-apiserver may leave on a busy machine.
+// mostGap is the longest interruption that a restart of etcd and kube-apiserver may cause on a busy machine.
 const mostGap = time.Minute
 
-// wantShortGaps fails for a certificate that was refused, for a Node that was not ready for another reason than a late
-// heartbeat, and for a gap that is too long.
+// wantShortGaps fails the test for each refused certificate, for each Node that was not ready for another reason than a
+// late heartbeat, and for each interruption that is too long.
 func (r *rotationTest) wantShortGaps(seen report) {
 	r.t.Helper()
 	for _, f := range seen.Failures {
@@ -162,7 +162,7 @@ func (r *rotationTest) wantShortGaps(seen report) {
 	for _, f := range seen.NotReady {
 		line := fmt.Sprintf("after %s: %s: %s", r.after(f.First), f.What, f.Text)
 		if strings.HasPrefix(f.Text, "NodeStatusUnknown: ") {
-			r.t.Log(line) // without etcd, kubelets cannot renew their Leases
+			r.t.Log(line) // allowed: without etcd, kubelets cannot renew their Leases
 		} else {
 			r.t.Error(line)
 		}

@@ -22,26 +22,27 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// probeChild is set in a process of this test binary that probes a cluster.
+// probeChild is an environment variable. If it is set, this test binary runs as the process of a probe.
 const probeChild = "KUBEJOIN_TEST_PROBE"
 
-// The probe looks at all Nodes every watchEvery, and uses each kubeconfig every useEvery: several have the same API server.
+// The probe checks all Nodes every watchEvery, and uses each kubeconfig every useEvery. Several kubeconfigs have the same
+// API server.
 const watchEvery, useEvery = 200 * time.Millisecond, time.Second
 
-// A probed is a machine of a cluster under a probe. Root is where the files of the machine are for the probe.
+// A probed is a machine that a probe checks. Root is the folder in which the probe finds the machine's files.
 type probed struct {
 	Name, Root  string
 	Kubeconfigs []string
 }
 
-// A failure is a request that failed, or a Node that was not ready. The same failure is counted.
+// A failure is a failed request, or a Node that was not ready. Repeated equal failures are counted.
 type failure struct {
 	First, Last time.Time
 	What, Text  string
 	Count       int
 }
 
-// add adds a failure to a list.
+// add adds a failure to list, or counts it if list has it.
 func add(list []failure, what, text string) []failure {
 	now := time.Now()
 	if at := slices.IndexFunc(list, func(f failure) bool { return f.What == what && f.Text == text }); at >= 0 {
@@ -52,12 +53,12 @@ func add(list []failure, what, text string) []failure {
 	return append(list, failure{now, now, what, text, 1})
 }
 
-// A report is what a probe saw until it ended.
+// A report is the result of a probe.
 type report struct {
 	Requests   int
 	Failures   []failure
 	NotReady   []failure
-	Gaps       map[string]time.Duration // by API server, and of writes by any of them: the longest time between two responses
+	Gaps       map[string]time.Duration // by API server, and for writes through any API server: the longest time between two responses
 	Heartbeats map[string]time.Duration // by Node: the longest time between two renewals of its Lease
 }
 
@@ -69,7 +70,7 @@ type probe struct {
 	output *strings.Builder
 }
 
-// startProbe starts a probe. The first kubeconfig of the first machine is that of an administrator.
+// startProbe starts a probe. The first kubeconfig of the first machine must belong to an administrator.
 func (c *Cluster) startProbe(ctx context.Context, machines map[*Machine][]string, first *Machine) (*probe, error) {
 	var all []probed
 	for m, kubeconfigs := range machines {
@@ -80,7 +81,7 @@ func (c *Cluster) startProbe(ctx context.Context, machines map[*Machine][]string
 			all = append(all, p)
 		}
 	}
-	// It has the mounts and the processes of the host, so that it reaches the files of all machines.
+	// The probe sees the mounts and the processes of the host, so that it can read the files of all machines.
 	cmd := exec.CommandContext(ctx, "nsenter", "--target", strconv.Itoa(c.outside.init.PID()), "--net", "--", os.Args[0])
 	cmd.Env = append(os.Environ(), probeChild+"=1")
 	stdin, err := cmd.StdinPipe()
@@ -95,14 +96,14 @@ func (c *Cluster) startProbe(ctx context.Context, machines map[*Machine][]string
 	return p, json.NewEncoder(stdin).Encode(all)
 }
 
-// stop ends the probe and returns what it saw.
+// stop ends the probe and returns its report.
 func (p *probe) stop() (r report, err error) {
 	_ = p.stdin.Close()
 	err = p.cmd.Wait()
 	return r, errors.Join(err, json.Unmarshal([]byte(p.output.String()), &r))
 }
 
-// playProbe is the process of a probe. It ends with its standard input.
+// playProbe runs in the process of a probe. It ends when its standard input is closed.
 func playProbe() error {
 	in := json.NewDecoder(os.Stdin)
 	var machines []probed
@@ -147,12 +148,12 @@ func playProbe() error {
 	for _, m := range machines {
 		if slices.Contains(m.Kubeconfigs, localConf) {
 			every(useEvery, m.Name+" writes", func(ctx context.Context) error {
-				_ = w.write(ctx, m.Root) // its gap counts
+				_ = w.write(ctx, m.Root) // ignore the error: the report has the gap between writes
 				return nil
 			})
 		}
 	}
-	ready := map[string]string{} // by Node, why it is not
+	ready := map[string]string{} // by Node: why it is not ready
 	every(watchEvery, "Nodes", func(ctx context.Context) error {
 		var nodes corev1.NodeList
 		if err := admin(ctx, "/api/v1/nodes", &nodes); err != nil {
@@ -170,7 +171,7 @@ func playProbe() error {
 				if before, known := ready[n.Name]; known && why != "" && why != before {
 					w.notReady(n.Name, why)
 				}
-				if _, known := ready[n.Name]; known || why == "" { // a Node that joins may take its time
+				if _, known := ready[n.Name]; known || why == "" { // a Node that has just joined may take some time
 					ready[n.Name] = why
 				}
 			}
@@ -198,11 +199,12 @@ func playProbe() error {
 // A watcher collects a report.
 type watcher struct {
 	mu     sync.Mutex
-	last   map[string]time.Time // when an API server last responded, or a Lease was last renewed
+	last   map[string]time.Time // last response of each API server, and last renewal of each Lease
 	report report
 }
 
-// get sends a request with a kubeconfig of a machine, as a program that has just started.
+// get sends a request with a kubeconfig of a machine. Like a program that has just started, it reads the file and opens a
+// connection.
 func (w *watcher) get(ctx context.Context, root, file, path string) ([]byte, error) {
 	config, err := configAt(root, file)
 	if err != nil {
@@ -221,7 +223,7 @@ func (w *watcher) get(ctx context.Context, root, file, path string) ([]byte, err
 	return body, err
 }
 
-// localConf has the address of the API server on the same machine.
+// localConf is a kubeconfig with the address of the API server on the same machine.
 const localConf = "/etc/kubernetes/controller-manager.conf"
 
 // write changes an object through the API server of a control plane, as its administrator.
@@ -234,7 +236,7 @@ func (w *watcher) write(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
-	const most = 2 * time.Second // one that waits for etcd does not hold up the next one
+	const most = 2 * time.Second // so a write that waits for etcd does not delay the next one
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	lease := fmt.Sprintf(`{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "probe"}, "spec": {"holderIdentity": "%d"}}`, time.Now().UnixNano())
@@ -249,7 +251,7 @@ func (w *watcher) write(ctx context.Context, root string) error {
 	return err
 }
 
-// writes is the name of the gap of writes.
+// writes is the key of the gap between writes.
 const writes = "writes"
 
 // send sends a request on a new connection.
@@ -320,7 +322,8 @@ func configAt(root, file string) (*rest.Config, error) {
 	return clientcmd.NewDefaultClientConfig(*kubeconfig, nil).ClientConfig()
 }
 
-// follow returns where a file of a machine is. A symbolic link there is absolute in the machine, not here.
+// follow returns the path of a machine's file on the host. It resolves symbolic links itself, because an absolute link is
+// relative to the machine's root.
 func follow(root, path string) string {
 	if path == "" {
 		return ""

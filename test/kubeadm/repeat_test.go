@@ -12,15 +12,15 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestControlPlaneRepeatsItsJoin stops kubeadm after the Node of a control plane has registered: a firewall keeps it from its
-// etcd member. Then it runs the same command again. The test catches a signature that kubejoin removes as soon as the token
+// TestControlPlaneRepeatsItsJoin lets kubeadm fail after the Node of a control plane has registered: a firewall blocks its
+// etcd member. Then the test runs the same command again. It catches a signature that kubejoin removes as soon as the token
 // is spent, and a second claim or key.
 func TestControlPlaneRepeatsItsJoin(t *testing.T) {
 	harness.Parallel(t)
 	c := ForTest(t)
 	p := &pair{c, t, addMachine(t, c, "control-1"), addMachine(t, c, "control-2")}
 	off := must.Value(os.ReadFile(harness.RepositoryFile(t, "deploy/kubeadm/cluster-configuration.yaml")))(t)
-	_, c.more, _ = strings.Cut(string(off), "kind: ClusterConfiguration\n") // kube-controller-manager would sign as well
+	_, c.more, _ = strings.Cut(string(off), "kind: ClusterConfiguration\n") // otherwise kube-controller-manager would sign as well
 	p.must(c.Init(t.Context(), ""))
 	p.must(p.first.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	p.must(c.Install(t.Context(), image))
@@ -43,9 +43,9 @@ func TestControlPlaneRepeatsItsJoin(t *testing.T) {
 	}
 	firewall("--delete")
 
-	p.kubectl("--namespace=kubejoin-system", "rollout", "restart", "daemonset/kubejoin") // it then looks for spent tokens at once
+	p.kubectl("--namespace=kubejoin-system", "rollout", "restart", "daemonset/kubejoin") // at its start, kubejoin looks for spent tokens at once
 	p.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
-	must.Value(c.RequestJoin(t.Context(), p.first.Address, "maxNodes=1"))(t) // signed in the same write, or a later one
+	must.Value(c.RequestJoin(t.Context(), p.first.Address, "maxNodes=1"))(t) // the removal of spent signatures is in the same write or an earlier one
 	if p.kubectl("--namespace=kube-public", "get", "configmap", "cluster-info", "--output=jsonpath={.data."+clusterinfo.SignatureKey(id)+"}") == "" {
 		t.Fatal("cluster-info has no signature of the token, so kubeadm would wait for it")
 	}
@@ -56,7 +56,8 @@ func TestControlPlaneRepeatsItsJoin(t *testing.T) {
 	}
 }
 
-// waitClaim waits until the Node of the second machine has registered. Its claim has one key, and the token with an ID.
+// waitClaim waits until the Node of the second machine has registered. It checks that the claim has one key and belongs to
+// the token with this ID.
 func (p *pair) waitClaim(id string) {
 	p.t.Helper()
 	harness.Wait(p.t, "claim of control-2", func() error {

@@ -13,16 +13,16 @@ import (
 // webhookFlags are the flags of kubejoin serve in docs/revocation.md.
 const webhookFlags = "--webhook-client-ca-file=/etc/kubernetes/pki/ca.crt --webhook-client-name=kube-apiserver-kubelet-client"
 
-// A lockout revokes nodes of a pair whose API servers ask kubejoin.
+// A lockout revokes nodes of a pair whose API servers send access reviews to kubejoin.
 type lockout struct {
 	*pair
-	dir  string // of the client certificates
+	dir  string // folder of the client certificates
 	both []*Machine
 }
 
 // lockOut sets up the webhook of docs/revocation.md on both control planes, and revokes a light node, whose certificate
 // kube-controller-manager has issued, and a worker. It stops one kubejoin, and then both, with each --url and each failure
-// policy that the page describes. At the end the API servers ask kubejoin no more.
+// policy that the page describes. At the end it removes the webhook.
 func (p *pair) lockOut(clone, bin string, stolen lightNode, worker, other *Machine) {
 	p.t.Helper()
 	began := time.Now()
@@ -59,12 +59,12 @@ func (p *pair) lockOut(clone, bin string, stolen lightNode, worker, other *Machi
 		l.want(m, "old", stolen.name, "403", "stolen from the rack")
 	}
 
-	// Each API server asks the kubejoin of its own machine.
+	// Each API server sends reviews to the kubejoin on its own machine.
 	l.stop(p.first)
 	l.want(p.first, "old", stolen.name, "200", "")
 	l.want(p.second, "old", stolen.name, "403", "stolen from the rack")
 	l.want(p.first, other.Name, other.Name, "200", "")
-	// With a name that has both addresses, they ask the other one.
+	// With a name that resolves to both addresses, they use the other kubejoin.
 	l.configure(kubejoin, "--url=https://"+joinHost+":9443", "--failure-policy=Deny")
 	for _, m := range l.both {
 		l.want(m, "old", stolen.name, "403", "stolen from the rack")
@@ -81,7 +81,7 @@ func (p *pair) lockOut(clone, bin string, stolen lightNode, worker, other *Machi
 		l.want(m, other.Name, other.Name, "200", "")
 		l.want(m, "old", stolen.name, "200", "")
 	}
-	// Kubelets start static pods although the API servers refuse them.
+	// Kubelets start static pods even if the API servers refuse the kubelets.
 	l.configure(kubejoin, "--failure-policy=Deny")
 	for _, m := range l.both {
 		l.want(m, other.Name, other.Name, "500", "")
@@ -128,7 +128,7 @@ func (l *lockout) setUp(clone, bin string) {
 	}
 }
 
-// configure writes the files for both API servers again, which notice it.
+// configure writes the files for both API servers again. The API servers notice the change.
 func (l *lockout) configure(kubejoin string, flags ...string) {
 	l.t.Helper()
 	for _, m := range l.both {
@@ -156,8 +156,7 @@ func (l *lockout) save(name, pem string) {
 	l.must(os.WriteFile(filepath.Join(l.dir, name), []byte(pem), 0o600))
 }
 
-// want waits until the API server of a machine responds with a status, and with a text in the body, to a node that reads
-// its Node with a certificate.
+// want reads a Node with a certificate at the API server of a machine, until the response has this status and contains text.
 func (l *lockout) want(m *Machine, certificate, node, status, text string) {
 	l.t.Helper()
 	began := time.Now()

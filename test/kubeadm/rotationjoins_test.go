@@ -12,10 +12,10 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// A joined machine began to join at a time.
+// A joined records when a machine began to join.
 type joined struct {
 	began  time.Time
-	oldest bool // with the oldest join command
+	oldest bool // it used the oldest join command
 }
 
 // add joins a worker, and returns when its Node is ready.
@@ -28,17 +28,17 @@ func (r *rotationTest) add(name, line string) {
 		r.importProxy(m)
 	}
 	r.must(m.Join(r.t.Context(), line))
-	r.kubectl("wait", "--for=create", "--timeout=3m", "node/"+name) // kubeadm join can return before
+	r.kubectl("wait", "--for=create", "--timeout=3m", "node/"+name) // kubeadm join may return before the Node exists
 	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "node/"+name)
 }
 
-// request returns a join command for several machines. The client trusts what the first control plane trusts.
+// request returns a join command for several machines. The client trusts the CAs that the first control plane trusts.
 func (r *rotationTest) request() string {
 	r.t.Helper()
 	return must.Value(r.requestNow())(r.t)
 }
 
-// requestNow is request for another goroutine.
+// requestNow is request for other goroutines: it returns an error.
 func (r *rotationTest) requestNow() (string, error) {
 	trusted, err := os.ReadFile(filepath.Join(r.first.root(), "/etc/kubernetes/pki/ca.crt"))
 	if err != nil {
@@ -62,7 +62,7 @@ func (r *rotationTest) join(lines ...string) {
 	}
 }
 
-// joinNext joins the next light node in the background: every other one with the oldest join command, as long as that works.
+// joinNext joins the next light node in the background. Every second node uses the oldest join command, as long as that works.
 func (r *rotationTest) joinNext(name string) error {
 	r.joining.Lock()
 	defer r.joining.Unlock()
@@ -92,10 +92,10 @@ func (r *rotationTest) joinLine(name, line string) error {
 	return nil
 }
 
-// awaitJoins waits until machines have joined in this stage, also with the oldest join command if that works.
+// awaitJoins waits until machines have joined in this stage. One must have used the oldest join command if that works.
 func (r *rotationTest) awaitJoins() {
 	r.t.Helper()
-	if r.olderThan("1.36") { // none joins in the background
+	if r.olderThan("1.36") { // no machine joins in the background
 		for range 2 {
 			r.must(r.joinNext(fmt.Sprintf("light-%d", len(r.joined))))
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// ForTest makes a cluster without machines, and deletes it when the test ends. If the test failed, ForTest logs the end of
-// each log, and keeps all logs below bin/test/kubeadm-logs. It skips tests as [Need].
+// ForTest creates a cluster without machines, and deletes it when the test ends. If the test failed, ForTest logs the end
+// of each log, and keeps all logs below bin/test/kubeadm-logs. It skips tests like [Need].
 func ForTest(t *testing.T) *Cluster {
 	t.Helper()
 	Need(t)

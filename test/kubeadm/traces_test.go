@@ -25,10 +25,11 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// root returns where the files of a machine are on this one.
+// root returns the folder on the host that has the files of the machine.
 func (m *Machine) root() string { return fmt.Sprintf("/proc/%d/root", m.init.PID()) }
 
-// filesBelow returns the content of all regular files below folders of a machine. It leaves out what ends meanwhile.
+// filesBelow returns the content of all regular files below folders of a machine. It leaves out files that are deleted
+// meanwhile.
 func filesBelow(root string, folders ...string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, folder := range folders {
@@ -53,7 +54,7 @@ func filesBelow(root string, folders ...string) (map[string]string, error) {
 	return files, nil
 }
 
-// encoded finds what may be PEM in base64, as in a kubeconfig.
+// encoded finds text that may be PEM in base64, as in a kubeconfig.
 var encoded = regexp.MustCompile(`[A-Za-z0-9+/]{64,}={0,2}`)
 
 // certificatesIn returns all certificates in a text: as PEM, as PEM in a string of JSON, and in base64.
@@ -68,7 +69,7 @@ func certificatesIn(text string) (found []*x509.Certificate) {
 	return found
 }
 
-// leafIn returns a text up to its first certificate.
+// leafIn returns a text up to the end of its first certificate.
 func leafIn(text string) string {
 	const end = "-----END CERTIFICATE-----\n"
 	leaf, _, _ := strings.Cut(text, end)
@@ -77,7 +78,7 @@ func leafIn(text string) string {
 
 var keyData = regexp.MustCompile(`client-key-data: (\S+)`)
 
-// keysIn returns the private keys in PEM and in a kubeconfig.
+// keysIn returns the private keys in a text, as PEM or in a kubeconfig.
 func keysIn(content []byte) (found []crypto.Signer) {
 	for _, embedded := range keyData.FindAllSubmatch(content, -1) {
 		if more, err := base64.StdEncoding.DecodeString(string(embedded[1])); err == nil {
@@ -92,7 +93,8 @@ func keysIn(content []byte) (found []crypto.Signer) {
 	return found
 }
 
-// tracesOf returns the names of the texts that have a certificate of a CA, its key, or a certificate that it signed.
+// tracesOf returns the names of the texts that contain the certificate or the key of a CA, or a certificate that the CA has
+// signed.
 func tracesOf(ca *tls.Certificate, texts map[string]string) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if slices.ContainsFunc(certificatesIn(texts[name]), func(c *x509.Certificate) bool {

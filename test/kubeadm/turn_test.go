@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A race joins control planes that wait for each other.
+// A race joins control planes that take turns.
 type race struct {
 	*Cluster
 	t     *testing.T
@@ -27,16 +27,16 @@ type race struct {
 	key   string // the certificate key
 }
 
-// TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, by a script and by a cloud-config,
-// each from one curl. The cluster gives the certificates of kube-apiserver for kubelets no rights, as one that an older
-// kubeadm made. Before that, one machine dies while it has the turn, and one after etcd has accepted it. At the end
-// the first control plane is lost, and a worker joins through the others.
+// TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, by a script and by a cloud-config, each
+// from one curl. As in a cluster of an older kubeadm, kube-apiserver's client certificates for kubelets have no rights.
+// Before these joins, one machine dies while it has the turn, and another after etcd has accepted it. At the end the first
+// control plane is lost, and a worker joins through the others.
 func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	harness.Parallel(t)
 	r := &race{Cluster: ForTest(t), t: t}
 	page := readPage(t, "docs/control-planes.md")
 	r.first = addMachine(t, r.Cluster, "control-1")
-	r.endpoint = network + ".100" // moves to another control plane when this one is lost
+	r.endpoint = network + ".100" // this address moves to another control plane when the first is lost
 	const takeEndpoint = "ip address add " + network + ".100/32 dev eth0"
 	r.run(r.first, takeEndpoint)
 	r.must(r.Init(t.Context(), ""))
@@ -46,7 +46,7 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	r.run(r.first, unbindKubeletClient)
 	bind := r.checkKubeletClientWarnings()
 
-	r.run(r.first, etcdCall("add", `{"peerURLs": ["https://`+network+`.250:2380"], "isLearner": true}`)) // as a join without a turn
+	r.run(r.first, etcdCall("add", `{"peerURLs": ["https://`+network+`.250:2380"], "isLearner": true}`)) // as a join without a turn does
 	idle := r.prepare("control-2", "script")
 	ended := r.start(idle)
 	r.waitExplained("control-2", "the etcd member https://"+network+".250:2380 is still a learner; if no machine joins with that address, remove the member")
@@ -57,7 +57,7 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	idle.Stop()
 	<-ended
 
-	// Its etcd cannot start, because it has no image of it. So it stays a learner.
+	// The etcd of this machine cannot start, because the machine has no etcd image. So it stays a learner.
 	accepted := r.prepare("control-3", "script")
 	ended = r.start(accepted)
 	both := []*Machine{r.prepare("control-4", "script"), r.prepare("control-5", "cloud-config")}
@@ -122,7 +122,7 @@ const (
 	joinConfig = "/run/more.yaml"
 )
 
-// prepare starts a machine, and writes a script to it that joins it as a control plane.
+// prepare starts a machine, and writes a script onto it that joins the machine as a control plane.
 func (r *race) prepare(name, format string) *Machine {
 	r.t.Helper()
 	m := addMachine(r.t, r.Cluster, name)
@@ -193,7 +193,8 @@ func etcdCall(method, body string) string {
 		"healthcheck-client.key --data '" + body + "' https://127.0.0.1:2379/v3/cluster/member/" + method
 }
 
-// checkMembers fails unless the etcd of a machine has so many members, and so many learners among them.
+// checkMembers returns an error unless the etcd of a machine has this number of members, and this number of learners among
+// them.
 func (r *race) checkMembers(m *Machine, members, learners int) error {
 	text, err := m.Run(r.t.Context(), "sh", "-c", etcdCall("list", "{}"))
 	if err != nil {
@@ -205,7 +206,7 @@ func (r *race) checkMembers(m *Machine, members, learners int) error {
 	return nil
 }
 
-// checkControlPlanes fails unless all machines are whole control planes: members of etcd that vote, API servers that work,
+// checkControlPlanes fails unless all machines are complete control planes, with a voting etcd member, a working API server
 // and the same keys.
 func (r *race) checkControlPlanes(machines []*Machine) {
 	r.t.Helper()
@@ -232,14 +233,14 @@ func (r *race) checkControlPlanes(machines []*Machine) {
 	}
 }
 
-// unbindKubeletClient leaves a cluster as a kubeadm before 1.35.5 and 1.36.1 makes it.
+// unbindKubeletClient deletes a binding that kubeadm before 1.35.5 and 1.36.1 does not create.
 const unbindKubeletClient = "kubectl delete clusterrolebinding kubeadm:apiserver-kubelet-client --ignore-not-found"
 
 // bindKubeletClient finds the command in a warning about these rights.
 var bindKubeletClient = regexp.MustCompile(`may not use kubelets, .* run: (kubectl create clusterrolebinding [-:=a-z ]+)`)
 
-// checkKubeletClientWarnings fails unless the join command of a control plane and kubejoin doctor report that certificates
-// of kube-apiserver for kubelets have no rights. It returns the command that gives them.
+// checkKubeletClientWarnings fails unless the join command of a control plane and kubejoin doctor report that
+// kube-apiserver's client certificates for kubelets have no rights. It returns the command that grants the rights.
 func (r *race) checkKubeletClientWarnings() (bind string) {
 	r.t.Helper()
 	const finding = "kubelet-client-rights-missing"
@@ -247,19 +248,19 @@ func (r *race) checkKubeletClientWarnings() (bind string) {
 	r.must(err)
 	found := bindKubeletClient.FindStringSubmatch(document)
 	if found == nil {
-		r.t.Fatal("the join command has no warning about missing rights") // and a certificate key, so do not log it
+		r.t.Fatal("the join command has no warning about missing rights") // the join command has a certificate key, so do not log it
 	}
-	// The kubelet shows the API server its static Pods up to a minute after the Node is there.
+	// The kubelet may create its mirror Pods only a minute after its Node.
 	r.run(r.first, "kubectl wait --namespace kube-system --for=create --timeout=3m pod/kube-apiserver-"+r.first.Name)
-	report, _ := r.first.Run(r.t.Context(), harness.Kubejoin(), "doctor", "--output=jsonpath={.findings[*].id}") // 1 with findings
+	report, _ := r.first.Run(r.t.Context(), harness.Kubejoin(), "doctor", "--output=jsonpath={.findings[*].id}") // exit code 1 means findings
 	if !strings.Contains(report, finding) {
 		r.t.Errorf("kubejoin doctor reports %q, want %s among them", report, finding)
 	}
 	return found[1]
 }
 
-// checkKubeletClient fails unless bind lets a control plane that joined read logs and run commands. It cannot before, if
-// its kubeadm made a certificate without a group.
+// checkKubeletClient fails unless a joined control plane can read logs and run commands after the command bind. Before bind
+// it must not, if kubeadm made its certificate without a group.
 func (r *race) checkKubeletClient(m *Machine, bind string) {
 	r.t.Helper()
 	content, err := m.ReadFile(r.t.Context(), "/etc/kubernetes/pki/apiserver-kubelet-client.crt")
@@ -277,7 +278,7 @@ func (r *race) checkKubeletClient(m *Machine, bind string) {
 	at := "kubectl --server=https://" + net.JoinHostPort(m.Address, "6443") + " --namespace=kube-system "
 	calls := []string{"logs etcd-" + r.first.Name, "exec etcd-" + r.first.Name + " -- etcd --version"}
 	for _, call := range calls {
-		harness.Wait(r.t, call, func() error { // until the kubelet has a serving certificate
+		harness.Wait(r.t, call, func() error { // wait until the kubelet has a serving certificate
 			_, err := m.Run(r.t.Context(), "sh", "-euc", at+call)
 			if grouped {
 				return err
@@ -300,11 +301,11 @@ func (r *race) checkKubeletClient(m *Machine, bind string) {
 	}
 }
 
-// checkLogs fails if a log of kubejoin has the certificate key, or none has the upload and the learner that was removed.
+// checkLogs fails if a log of kubejoin contains the certificate key, or if no log reports the upload and the removed learner.
 func (r *race) checkLogs() {
 	r.t.Helper()
 	var log string
-	harness.Wait(r.t, "the logs of kubejoin", func() (err error) { // through the serving certificates of the kubelets
+	harness.Wait(r.t, "the logs of kubejoin", func() (err error) { // needs the serving certificates of the kubelets
 		log, err = r.Kubectl(r.t.Context(), "--namespace=kubejoin-system", "logs", "--selector=app.kubernetes.io/name=kubejoin", "--tail=-1")
 		return err
 	})
@@ -322,7 +323,7 @@ func (r *race) checkLogs() {
 func scriptOf(t *testing.T, document string) string {
 	t.Helper()
 	var config struct {
-		Files []struct{ Content []byte } `json:"write_files"` // in base64
+		Files []struct{ Content []byte } `json:"write_files"` // base64
 	}
 	document = document[max(0, strings.Index(document, "#cloud-config")):]
 	if err := yaml.Unmarshal([]byte(document), &config); err != nil || len(config.Files) != 1 {

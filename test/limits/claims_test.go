@@ -116,9 +116,9 @@ func outcomes(ctx context.Context, t *testing.T, l *harness.Ledger, names []stri
 	}
 }
 
-// checkClaims checks the invariant of limited tokens: issued names do not exceed the limit, each of them has a claim,
-// and the token counts exactly its claims. After a failed attempt a claim may stay until the retry, so it waits for
-// that.
+// checkClaims checks the invariant of limited tokens: issued names do not exceed the limit, each of them has a claim, and
+// the token counts exactly its claims. After a failed attempt a claim may stay until the retry, so checkClaims waits for
+// the retry.
 func checkClaims(t *testing.T, l *harness.Ledger, s *harness.Site) {
 	t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
@@ -136,7 +136,7 @@ func checkClaims(t *testing.T, l *harness.Ledger, s *harness.Site) {
 }
 
 // claimProblems returns violations of the invariant, and claims and counts without a certificate. It reads the ledger
-// first: what was issued by then has a claim and a count. The ledger may lag behind them.
+// first: each name in the ledger must already have a claim and a count, but the ledger may lag behind claims and counts.
 func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, leftOver []string) {
 	t.Helper()
 	all := l.All()
@@ -148,7 +148,7 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 		holders[lease.Name] = *lease.Spec.HolderIdentity
 		claimed[*lease.Spec.HolderIdentity] = append(claimed[*lease.Spec.HolderIdentity], lease.Name)
 	}
-	issued := map[string]map[string]bool{} // names by token
+	issued := map[string]map[string]bool{} // names by token ID
 	for name, e := range all {
 		id, found := strings.CutPrefix(e.User, "system:bootstrap:")
 		if !found || e.Certificate == nil {
@@ -180,7 +180,7 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 		var counted []string
 		if text := secret.Annotations["kubejoin.io/nodes"]; text != "" {
 			for entry := range strings.SplitSeq(text, ",") {
-				counted = append(counted, entry[1:]) // without its mark
+				counted = append(counted, entry[1:]) // without the prefix that marks it
 			}
 		}
 		for name := range issued[id] {
@@ -220,8 +220,8 @@ func (c contest) check(t *testing.T, s *harness.Site, l *harness.Ledger, names [
 	l.Check(t)
 }
 
-// TestLimitsHoldWithTwoLeaders runs two leaders at once, each over a connection that fails nearly a third of all
-// writes. It catches certificates beyond the limit of a token, and claims that do not match.
+// TestLimitsHoldWithTwoLeaders runs two leaders at once, each over a connection that fails nearly a third of all writes. It
+// catches certificates beyond the limit of a token, and claims that do not match the certificates.
 func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 	harness.Parallel(t)
 	cfssllog.Level = cfssllog.LevelWarning

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestErasedLimitsStillHold erases the limits of a token, or replaces its Secret. It catches a token that then admits
-// more nodes although its claims exist.
+// TestErasedLimitsStillHold erases the limits of a token, or replaces its Secret. It catches a token that then admits more
+// nodes, although its claims still exist.
 func TestErasedLimitsStillHold(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
@@ -48,7 +48,7 @@ func register(t *testing.T, s *harness.Site, token tokens.Token, node string) {
 	s.WaitOutput(t, []string{"claim", "list"}, node+" ", token.ID(), "yes")
 }
 
-// plainManifest writes a manifest of the token's Secret with only these annotations, as an operator may keep it, and
+// plainManifest writes a manifest of the token's Secret with only these annotations, as an operator may store it, and
 // returns its path.
 func plainManifest(t *testing.T, s *harness.Site, token tokens.Token, annotations map[string]string) string {
 	t.Helper()

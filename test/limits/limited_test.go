@@ -106,8 +106,8 @@ func TestReplaceNodeTokenReplacesOneMachine(t *testing.T) {
 	checkDenied(t, s, token, "worker-1", "TokenSpent", "has already joined with token "+token.ID())
 }
 
-// TestDeletedNodeJoinsAgainWithNewToken catches a deleted node that cannot join with a new token, or that can with its
-// spent token.
+// TestDeletedNodeJoinsAgainWithNewToken catches a deleted node that cannot join with a new token, or that can still join
+// with its spent token.
 func TestDeletedNodeJoinsAgainWithNewToken(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -132,8 +132,8 @@ func TestDeletedNodeJoinsAgainWithNewToken(t *testing.T) {
 	}
 }
 
-// TestReleasedSlotAdmitsAnotherMachine catches a spent token that signs no more after its slot is free again, so that no
-// machine discovers the cluster with it.
+// TestReleasedSlotAdmitsAnotherMachine catches a spent token that no longer signs cluster-info after its slot was freed, so
+// that no machine can discover the cluster with it.
 func TestReleasedSlotAdmitsAnotherMachine(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -156,7 +156,7 @@ func TestReleasedSlotAdmitsAnotherMachine(t *testing.T) {
 	s.WaitUnclaimed(t, "worker-1")
 	s.WaitOutput(t, []string{"token", "list", "-o", "wide"}, token.ID(), "spent", "1/1")
 	s.Stop(20 * time.Second)
-	s.Start(t) // it looks for spent tokens at its start, and then once a minute
+	s.Start(t) // kubejoin looks for spent tokens at its start, and then once a minute
 	harness.Wait(t, "no signature of a spent token", signs(false))
 
 	if _, stderr, code := s.RunKubejoin(t, "claim", "release", "worker-1"); code != 0 || !strings.Contains(stderr, "has a free slot again") {
@@ -167,7 +167,7 @@ func TestReleasedSlotAdmitsAnotherMachine(t *testing.T) {
 	s.WaitOutput(t, []string{"claim", "list"}, "worker-2", token.ID(), "yes")
 }
 
-// TestJoinsAfterKubeadmReset runs 'kubeadm reset' and 'kubeadm join' on the same machine. It catches a documented way
+// TestJoinsAfterKubeadmReset runs 'kubeadm reset' and 'kubeadm join' on the same machine. It catches a documented procedure
 // to rejoin that fails, and a rejoin that takes over an existing Node.
 func TestJoinsAfterKubeadmReset(t *testing.T) {
 	harness.Parallel(t)
@@ -290,8 +290,8 @@ func asNode(t *testing.T, s *harness.Site, node *cluster.Node) kubernetes.Interf
 	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
-// TestFlagsAllowExistingAndReserveNodeNames catches --existing-nodes=allow that denies the name of a Node, and
-// --reserved-node-names that does not.
+// TestFlagsAllowExistingAndReserveNodeNames catches --existing-nodes=allow that denies the name of an existing Node, and
+// --reserved-node-names that does not deny a reserved name.
 func TestFlagsAllowExistingAndReserveNodeNames(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{}, "--existing-nodes=allow", "--reserved-node-names=cp-*")

@@ -1,5 +1,4 @@
-// Package limits tests limited tokens and claims of node names, also with concurrent requests, after edits, and on
-// failures.
+// Package limits tests limited tokens and claims of node names: with concurrent requests, after edits, and on failures.
 package limits
 
 import (

@@ -37,15 +37,15 @@ const returners = 200
 
 const rejoinWindow = 720 * time.Hour
 
-// A returner is a node whose certificate has expired, with the request for another one.
+// A returner is a node whose certificate has expired, with its request for a new certificate.
 type returner struct {
 	node    string
 	expired tls.Certificate
-	csr     []byte // in PEM
+	csr     []byte // PEM
 	key     string // ID of the key in csr
 }
 
-// newReturner stores a Node and its identity, as they are after the machine was off for long.
+// newReturner stores a Node and its Identity, as if the machine had been off for a long time.
 func newReturner(ctx context.Context, s *harness.Site, ca *tls.Certificate, claims tokens.Claims, node string) (*returner, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -94,13 +94,13 @@ func newReturner(ctx context.Context, s *harness.Site, ca *tls.Certificate, clai
 	return m, nil
 }
 
-// errFinal is wrapped by a refusal that a retry does not change.
+// errFinal is wrapped if a retry cannot change the refusal.
 var errFinal = errors.New("refused")
 
-// A replica lets a machine rejoin once, and returns its certificate.
+// A replica is a function that lets a machine rejoin once, and returns its certificate.
 type replica func(ctx context.Context, m *returner) (chain []byte, err error)
 
-// overHTTPS is a replica that is a process.
+// overHTTPS returns a replica that runs as another process.
 func overHTTPS(p *harness.Program) replica {
 	return func(ctx context.Context, m *returner) ([]byte, error) {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.Roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.expired, nil }}}
@@ -114,9 +114,9 @@ func overHTTPS(p *harness.Program) replica {
 	}
 }
 
-// TestRejoinsCountOnceEach lets many machines rejoin at once, each at two replicas, of which the leader is killed in
-// the middle. It catches a machine that gets no certificate, or one whose key kubejoin does not know, and a rejoin that is
-// counted twice or not at all.
+// TestRejoinsCountOnceEach lets many machines rejoin at once, each at two replicas, and kills the leader meanwhile. It
+// catches a machine that gets no certificate, a certificate whose key kubejoin does not know, and a rejoin that is counted
+// twice or not at all.
 func TestRejoinsCountOnceEach(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{}, "--rejoin-window="+rejoinWindow.String(), "--client-qps=0", "--user-qps=0")
@@ -162,7 +162,7 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 		if done.Add(1) == returners/2 {
 			first.Kill(t)
 		}
-		// Two requests of one machine at once, at two replicas. Each goes on to the next replica after a failure.
+		// A machine sends two requests at once to two replicas. After a failure, each request goes to the next replica.
 		var both sync.WaitGroup
 		for half := range 2 {
 			both.Go(func() {
@@ -203,7 +203,7 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 		for _, made := range all[min(1, len(all)):] {
 			ok = ok && made.Key == m.key
 		}
-		for _, f := range fingerprints { // the machine may keep any certificate that it got
+		for _, f := range fingerprints { // the machine may keep any of its new certificates
 			_, found := c.Identity.Find("", f)
 			ok = ok && (found || len(all) == tokens.MaxCredentials)
 		}

@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestReportsTwoCertificatesOfOneName issues one node name with an unlimited token, which makes no claim, and then with
-// a limited one. It catches a missing report by an Event, a metric, the log or kubejoin explain.
+// TestReportsTwoCertificatesOfOneName issues certificates for one node name with an unlimited token, which makes no claim,
+// and then with a limited token. It catches an Event, a metric, a log or a kubejoin explain that does not report this.
 func TestReportsTwoCertificatesOfOneName(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})

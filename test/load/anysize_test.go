@@ -24,15 +24,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestJoinsWithMoreTokensThanConfigMapHolds creates more tokens than the ConfigMap has room for signatures, and lets
-// 4,000 of them expire in one second. It catches joins that fail meanwhile, and a full ConfigMap that kubejoin does not
-// report.
+// TestJoinsWithMoreTokensThanConfigMapHolds creates more tokens than the ConfigMap can hold signatures, and lets 4,000 of
+// them expire within one second. It catches joins that fail meanwhile, and a full ConfigMap that kubejoin does not report.
 func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	const alive, expire = 14_000, 4_000
 	cluster.NeedRoot(t)
 	address := harness.FreeAddress(t)
 	s := harness.PrepareSite(t, cluster.Options{}, "--listen="+address, "--advertise="+address, "-v=0")
-	s.Secrets = harness.NewSecrets() // only some tokens: the check searches megabytes of logs for each
+	s.Secrets = harness.NewSecrets() // add only some tokens, because the check searches megabytes of logs for each secret
 	s.Secrets.Add("the operator", (&harness.Program{Curlrc: s.Curlrc()}).Bearer(t))
 	startPlain(t, s, s.Flags...)
 	load := newLoad(t, s.Cluster)
@@ -52,7 +51,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	t.Logf("%d tokens created in %.1f s, all discoverable %.1f s later; %.0f MiB resident",
 		alive, created.Seconds(), (time.Since(began) - created).Seconds(), resident(t, s.Program))
 
-	// A new token is discoverable as soon as kubejoin sends its join command.
+	// Machines can discover the cluster with a new token as soon as kubejoin returns the join command.
 	start := time.Now()
 	args, one := s.JoinArgs(t, "")
 	took := time.Since(start)
@@ -117,7 +116,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	if err := discoverable(t, s, all[expire:], true); err != nil {
 		t.Error(err)
 	}
-	// The signatures of the others fit into the ConfigMap now.
+	// Now the signatures of the other tokens fit into the ConfigMap.
 	poll(t, "signatures of the others in the ConfigMap", func() error {
 		object, err := s.Client().CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})
 		if err != nil {
@@ -133,7 +132,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	other.JoinArgs(t, "")
 }
 
-// startPlain starts kubejoin built as shipped, without the race detector.
+// startPlain starts kubejoin as in a release, without the race detector.
 func startPlain(t *testing.T, s *harness.Site, flags ...string) {
 	t.Helper()
 	file := must.Value(plain())(t)
@@ -209,8 +208,8 @@ func storeKubeadmToken(ctx context.Context, c kubernetes.Interface, token tokens
 	return err
 }
 
-// discoverable returns an error unless kubejoin's discovery has the signatures of all of the tokens (want true) or of
-// none (want false).
+// discoverable returns an error unless kubejoin's discovery has signatures of all these tokens (if want is true) or of none
+// of them (if want is false).
 func discoverable(t *testing.T, s *harness.Site, of []tokens.Token, want bool) error {
 	status, body, err := s.Get(t.Context(), harness.ClusterInfoPath, "")
 	if err != nil || status != http.StatusOK {

@@ -64,15 +64,15 @@ func checkNoGrowth(t *testing.T, p *harness.Program, warmUp, rounds int, round f
 			before = usage{max(before.descriptors, now.descriptors), max(before.goroutines, now.goroutines), max(before.resident, now.resident)}
 		}
 	}
-	// A leak is in both of the last two rounds. What only one of them has is work that has not ended yet.
+	// A leak shows in both of the last two rounds. If only one of them uses more, some work has not ended yet.
 	now = usage{min(last.descriptors, now.descriptors), min(last.goroutines, now.goroutines), min(last.resident, now.resident)}
-	// Allow for garbage that is not collected yet, and for some connections.
+	// Allow for uncollected garbage, and for some connections.
 	if now.descriptors > before.descriptors+4 || now.goroutines > before.goroutines+16 || now.resident > before.resident*6/5+12<<20 {
 		t.Errorf("got %s after %d rounds, want about %s as after %d rounds to warm up", now, rounds, before, warmUp)
 	}
 }
 
-// each calls do with 0 to n-1, eight at a time.
+// each calls do with 0 to n-1, at most eight calls at a time.
 func each(n int, do func(i int)) {
 	var workers sync.WaitGroup
 	todo := make(chan int)
@@ -100,7 +100,7 @@ func TestChurnLeaksNothing(t *testing.T) {
 	requests := s.Client().CertificatesV1().CertificateSigningRequests()
 	asking := harness.AsMachine(t, s.Cluster)
 	checkNoGrowth(t, s.Program, 3, 5, func(round int) {
-		harness.AsMachine(t, s.Cluster) // stores its token again: each round deletes all tokens
+		harness.AsMachine(t, s.Cluster) // stores the machines' token again, because each round deletes all tokens
 		expires := time.Now().Add(3 * time.Second).UTC().Format(time.RFC3339)
 		each(tokensARound, func(i int) {
 			token, err := tokens.New(fmt.Sprintf("c%02d%03d", round, i), tokens.Generate().RevealSecret()) // random IDs may collide
@@ -141,7 +141,7 @@ func TestChurnLeaksNothing(t *testing.T) {
 		all := metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)}
 		harness.Wait(t, "tokens to expire", func() error {
 			list, err := secrets.List(t.Context(), all)
-			if err == nil && len(list.Items) > tokensARound/2+2 { // two more: of the join command and of the machines
+			if err == nil && len(list.Items) > tokensARound/2+2 { // two more tokens: of the join command and of the machines
 				err = fmt.Errorf("got %d tokens", len(list.Items))
 			}
 			return err
@@ -187,7 +187,7 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 		info := must.Value(os.Stat(filepath.Join(dataDir, "kubejoin.db")))(t)
 		size = append(size, info.Size())
 	})
-	// The file grows by doubling. 500 tokens at once need 1 MiB, and all 4,000 need 4 MiB.
+	// The file grows by doubling. 500 tokens at a time need 1 MiB, and all 4,000 tokens would need 4 MiB.
 	if last := size[len(size)-1]; last > 2<<20 {
 		t.Errorf("got kubejoin.db with %d bytes, want at most 2 MiB", last)
 	}

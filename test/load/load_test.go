@@ -28,7 +28,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-// plain builds kubejoin as shipped. The race detector would distort the memory and time that these tests measure.
+// plain builds kubejoin as in a release. The race detector would distort the memory and time that these tests measure.
 var plain = sync.OnceValues(func() (string, error) {
 	file := filepath.Join(filepath.Dir(harness.Kubejoin()), "kubejoin-plain")
 	output, err := exec.Command("go", "build", "-o", file, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput()
@@ -60,7 +60,7 @@ func fill(t *testing.T, dataDir string, n int) {
 	for range 200 { // concurrent writes share fsyncs
 		writers.Go(func() {
 			for range n / 200 {
-				// With 12,000 random IDs, a collision happens in one of thirty runs.
+				// With 12,000 random IDs, two are equal in one of thirty runs.
 				if _, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil && !errors.Is(err, tokens.ErrExists) {
 					t.Error(err)
 				}
@@ -92,7 +92,7 @@ func descriptors(t *testing.T, p *harness.Program) int {
 	return len(entries)
 }
 
-// waitDescriptors waits until the program has no more descriptors open than before.
+// waitDescriptors waits until the number of open descriptors of the program is at most before.
 func waitDescriptors(t *testing.T, p *harness.Program, before int) {
 	t.Helper()
 	p.HTTP.CloseIdleConnections()
@@ -106,7 +106,7 @@ func waitDescriptors(t *testing.T, p *harness.Program, before int) {
 
 // dial opens a TLS connection from 127.0.0.host and sends one request over it.
 func dial(ctx context.Context, p *harness.Program, host byte) (*tls.Conn, error) {
-	// Other tests verify the certificate. Here, 10,000 verifications would be most of the work.
+	// Other tests verify the certificate. Here, 10,000 verifications would take most of the time.
 	d := tls.Dialer{
 		NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, host)}},
 		Config:    &tls.Config{InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.X25519}},
@@ -147,8 +147,8 @@ func mint(ctx context.Context, p *harness.Program, bearer, query string) (time.D
 	return time.Since(start), nil
 }
 
-// TestServesBesideIdleConnections holds ten thousand idle connections. It catches other clients that get no response,
-// more than 100 KiB for each connection, and leaked descriptors.
+// TestServesBesideIdleConnections holds ten thousand idle connections. It catches other clients that get no response, a
+// connection that needs more than 100 KiB, and leaked descriptors.
 func TestServesBesideIdleConnections(t *testing.T) {
 	need.Long(t)
 	const connections = 10_000
@@ -216,8 +216,8 @@ func TestServesBesideIdleConnections(t *testing.T) {
 	}
 }
 
-// TestDiscoveryFloodDoesNotBlockJoinCommands requests cluster-info as fast as possible. It catches join commands that
-// fail meanwhile: they have separate slots, even if clients have no rate limit.
+// TestDiscoveryFloodDoesNotBlockJoinCommands requests cluster-info as fast as possible. It catches requests for join
+// commands that fail meanwhile: they must have separate slots, even if clients have no rate limit.
 func TestDiscoveryFloodDoesNotBlockJoinCommands(t *testing.T) {
 	need.Long(t)
 	const n, flooders, joins = 12_000, 64, 200

@@ -1,4 +1,4 @@
-// Package load measures kubejoin under load: many tokens, connections and requests, and what is left after them.
+// Package load measures kubejoin under load, with many tokens, connections and requests, and looks for leaks afterwards.
 package load
 
 import (

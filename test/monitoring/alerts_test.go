@@ -35,8 +35,8 @@ var (
 	givenLabel = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
-// TestAlertRules runs rules_test.yaml. It catches a rule that fires too early, too late, never, or without need. It also
-// catches a rule without a case in which it fires, and an annotation with a label that the alert does not have.
+// TestAlertRules runs rules_test.yaml. It catches a rule that fires too early, too late, never, or without cause. It also
+// catches a rule without a test case in which it fires, and an annotation with a label that the alert does not have.
 func TestAlertRules(t *testing.T) {
 	harness.Parallel(t)
 	need.Programs(t, "promtool")

@@ -46,9 +46,9 @@ var rare = map[string]string{
 }
 
 // TestPrometheusScrapesAsTheDocsSay scrapes kubejoin with the settings of the chart's ServiceMonitor and the token that
-// docs/metrics.md creates. It catches a query of the dashboard without a result, and a rule that fires without need. It
-// also catches a query or rule that names a metric, label or value that kubejoin does not have. The types and labels of
-// all metrics have to be those of docs/metrics.md.
+// docs/metrics.md creates. It catches a query of the dashboard without a result, and a rule that fires without cause. It
+// also catches a query or rule that names a metric, label or value that kubejoin does not have. The types and labels of all
+// metrics must match docs/metrics.md.
 func TestPrometheusScrapesAsTheDocsSay(t *testing.T) {
 	harness.Parallel(t)
 	need.Programs(t, "prometheus")
@@ -106,7 +106,7 @@ func TestPrometheusScrapesAsTheDocsSay(t *testing.T) {
 	for _, r := range rules(t) {
 		check(r.Alert, r.Expr)
 	}
-	// The check can fail.
+	// Check that problems can find a mistake.
 	for _, wrong := range []string{
 		"kubejoin_unknown", `kubejoin_leader{loop="ca"}`, `kubejoin_loop_steps_total{result="errors"}`,
 		"sum by (route) (kubejoin_leader)", `kubejoin_csr_sign_failures_total{reason=~"SigningFailed|Signing"}`,
@@ -118,12 +118,12 @@ func TestPrometheusScrapesAsTheDocsSay(t *testing.T) {
 	p.checkRules(t)
 }
 
-// use makes kubejoin do what the dashboard shows.
+// use makes kubejoin do everything that the dashboard shows.
 func use(t *testing.T, s *harness.Site) {
 	t.Helper()
 	_, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
 	machine := harness.AsToken(t, s.Cluster, token.ID())
-	for _, node := range []string{"worker-1", "worker-2"} { // the second one is refused
+	for _, node := range []string{"worker-1", "worker-2"} { // kubejoin refuses worker-2
 		must.OK(t, harness.CreateRequest(t.Context(), machine, node, certificates.KubeAPIServerClientKubeletSignerName, node))
 		if node == "worker-1" {
 			s.WaitIssued(t, node)
@@ -142,7 +142,7 @@ func use(t *testing.T, s *harness.Site) {
 
 var docsBlock = regexp.MustCompile("(?s)<!-- run by TestPrometheusScrapesAsTheDocsSay -->\n```sh\n(.*?)```")
 
-// A prometheus scrapes and evaluates each second.
+// A prometheus scrapes kubejoin and evaluates the rules each second.
 type prometheus struct{ url string }
 
 func startPrometheus(t *testing.T, s *harness.Site) prometheus {
@@ -245,7 +245,7 @@ func (p prometheus) series(t *testing.T) map[string]map[string]sets.Set[string] 
 	return all
 }
 
-// added are labels that Prometheus adds, and those of each histogram and each alert.
+// added are the labels that Prometheus adds, and the labels of all histograms and alerts.
 var added = sets.New("__name__", "job", "instance", "le")
 
 // types are the types of all metrics.
@@ -289,7 +289,7 @@ type target struct {
 	panel, Expr, LegendFormat string
 }
 
-// expr is the query with the variables that Grafana replaces.
+// expr returns the query with values for the variables, as Grafana replaces them.
 func (q target) expr() string {
 	return strings.NewReplacer("$job", "kubejoin", "$instance", ".*", "$__rate_interval", "1m").Replace(q.Expr)
 }
@@ -340,14 +340,14 @@ func targets(t *testing.T) (all []target) {
 }
 
 var (
-	// selectors match a metric and its matchers. No function of PromQL has such a name.
+	// selectors matches a metric name and its matchers. No function of PromQL has such a name.
 	selectors   = regexp.MustCompile(`\b((?:kubejoin|process|go)_\w+|up)\b(?:\{([^}]*)\})?`)
 	matchers    = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
 	groupings   = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
 	legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 )
 
-// metricsIn are the metrics of a query. A histogram is one metric.
+// metricsIn returns the metrics in a query. A histogram is one metric.
 func metricsIn(expr string) (all []string) {
 	for _, m := range selectors.FindAllStringSubmatch(expr, -1) {
 		all = append(all, ofHistogram.ReplaceAllString(m[1], ""))
@@ -355,7 +355,7 @@ func metricsIn(expr string) (all []string) {
 	return all
 }
 
-// problems returns what a query names that kubejoin does not have.
+// problems returns each metric, label or value in a query that kubejoin does not have.
 func problems(expr, page string, documented map[string]metric, live map[string]map[string]sets.Set[string]) (found []string) {
 	all := sets.New[string]() // labels of all metrics in the query
 	for _, m := range selectors.FindAllStringSubmatch(expr, -1) {

@@ -19,11 +19,11 @@ type guard struct {
 	file     string
 	line     int
 	function string
-	text     string // its condition, with the statement that the condition is about
-	switched string // its constant value when switched off: "never true" or "always true"
-	reason   string // why no test can notice its loss
+	text     string // the condition, with the statement that it checks
+	switched string // value of the condition when the guard is off: "never true" or "always true"
+	reason   string // why no test can notice that the guard is off
 	reached  bool   // whether a test reaches it
-	killer   string // the test that noticed its loss
+	killer   string // the test that noticed that the guard is off
 }
 
 // key identifies a guard without its line number.
@@ -39,7 +39,7 @@ func (g *guard) String() string {
 	return fmt.Sprintf("%s:%d: %s, %s\n\t%s", g.file, g.line, state, g.switched, g.key())
 }
 
-// An insertion of text into a source file.
+// An insertion inserts text into a source file.
 type insertion struct {
 	at   int
 	text string
@@ -51,11 +51,12 @@ type finder struct {
 	next       int
 	guards     []*guard
 	insertions []insertion
-	before     map[ast.Node]ast.Stmt // the statement before a statement
+	before     map[ast.Node]ast.Stmt // the statement before each statement
 	keys       map[string]int
 }
 
-// guardsOf finds the guards of a file and numbers them from first. It returns the source with calls of mutant inserted.
+// guardsOf finds the guards of a file and numbers them, beginning with first. It returns the source with inserted calls of
+// mutant.
 func guardsOf(path string, first int) (string, []*guard, error) {
 	source, err := os.ReadFile(path)
 	if err != nil {
@@ -77,7 +78,7 @@ func guardsOf(path string, first int) (string, []*guard, error) {
 				f.function(name, fn.Type, fn.Body)
 			}
 			return false
-		case *ast.FuncLit: // of a variable of the package
+		case *ast.FuncLit: // a function in a variable of the package
 			f.function("var", fn.Type, fn.Body)
 			return false
 		}
@@ -161,7 +162,7 @@ func (f *finder) operands(function string, about ast.Stmt, cond ast.Expr, op tok
 	f.insertions = append(f.insertions, insertion{position.Offset, "(("}, insertion{f.set.Position(cond.End()).Offset, call})
 }
 
-// refuses reports whether statements set an error, or end in what a function does to refuse, fail or leave something out.
+// refuses reports whether statements set an error, or end the way in which functions refuse, fail or skip something.
 func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
 	if slices.ContainsFunc(body, setsError) {
 		return true
@@ -190,7 +191,7 @@ func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
 // setsError reports whether a statement assigns one error: err = e, p.err = e or p = plan{err: e}.
 func setsError(s ast.Stmt) bool {
 	a, ok := s.(*ast.AssignStmt)
-	if !ok || a.Tok != token.ASSIGN || len(a.Lhs) != len(a.Rhs) { // v, err = f() does something that can fail
+	if !ok || a.Tok != token.ASSIGN || len(a.Lhs) != len(a.Rhs) { // v, err = f() is a call that can fail
 		return false
 	}
 	for i, value := range a.Rhs {
@@ -207,13 +208,13 @@ func setsError(s ast.Stmt) bool {
 	return false
 }
 
-// passesOn reports whether a statement returns what has an error: if p.err != nil { return p }.
+// passesOn reports whether a statement only returns an existing error: if p.err != nil { return p }.
 func (f *finder) passesOn(n *ast.IfStmt) bool {
 	s, ok := last(n.Body.List).(*ast.ReturnStmt)
 	return ok && len(s.Results) == 1 && f.print(n.Cond) == f.print(s.Results[0])+".err != nil"
 }
 
-// isError reports whether the name of a variable or field is that of an error.
+// isError reports whether a variable or field has the name of an error.
 func isError(e ast.Expr) bool {
 	if s, ok := e.(*ast.SelectorExpr); ok {
 		e = s.Sel

@@ -14,7 +14,7 @@ import (
 func TestFindsGuards(t *testing.T) {
 	for name, test := range map[string]struct {
 		function string
-		want     []string // the guards
+		want     []string // the expected guards
 	}{
 		"error":                {`func f() error { if a { return err }; return nil }`, []string{"a"}},
 		"error of a call":      {`func f() error { if err := g(); err != nil { return err }; return nil }`, []string{"err := g(); err != nil"}},
@@ -69,7 +69,8 @@ func TestSwitchesKeepConditions(t *testing.T) {
 	}
 }
 
-// A line without its guard is reported after the run, so that it does not hide the guards that no test notices.
+// A line of explained.txt without a guard is stale. The report comes after the run, so that a stale line does not hide
+// unnoticed guards.
 func TestExplanationNeedsGuard(t *testing.T) {
 	for name, test := range map[string]struct{ text, stale, want string }{
 		"no guard":          {"signer/ca.go: f: b\n  reason\n", "signer/ca.go: f: b", ""},
@@ -95,7 +96,7 @@ func TestExplanationNeedsGuard(t *testing.T) {
 	}
 }
 
-// A change of a condition must change its line in explained.txt, or remove it.
+// Each line of explained.txt must match a guard. A change of a condition must also change or remove its line.
 func TestExplainedGuardsExist(t *testing.T) {
 	t.Chdir("../..")
 	text := must.Value(os.ReadFile(explainedFile))(t)
@@ -117,7 +118,7 @@ func TestExplainedGuardsExist(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	// A line about a folder without guards explains nothing, either.
+	// A line about a folder without guards is stale, too.
 	explained := 0
 	for _, g := range guards {
 		if g.reason != "" {

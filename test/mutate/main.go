@@ -1,9 +1,8 @@
-// Command mutate switches guards off, one at a time, and reports those whose loss no test notices: 'make mutate'.
+// Command mutate switches off one guard at a time, and reports each guard whose loss no test notices: 'make mutate'.
 //
-// It compiles each test once, from sources in which each guard can be switched off: cond becomes
-// ((cond) && mutant(7)). The environment variable KUBEJOIN_MUTANT=7 then switches that guard off. The sources
-// go to the compiler with -overlay, so the work tree does not change. Only the tests that reach a guard run, so
-// each test has to pass when it runs alone.
+// It compiles each test once, from sources in which each guard can be switched off: cond becomes ((cond) && mutant(7)). The
+// environment variable KUBEJOIN_MUTANT=7 then switches off guard 7. The compiler gets the sources with -overlay, so the
+// work tree does not change. For each guard, only tests that reach it run, so each test must also pass if it runs alone.
 package main
 
 import (
@@ -99,7 +98,7 @@ func run(ctx context.Context, args []string) error {
 	return report(guards, stale)
 }
 
-// each calls f for all items, n at the same time.
+// each calls f for all items, at most n at the same time.
 func each[T any](ctx context.Context, n int, items []T, f func(T, context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(n)
@@ -134,7 +133,7 @@ func list(ctx context.Context, args ...string) ([]listed, error) {
 	}
 }
 
-// instrument finds the guards of packages, and writes overlay.json with the sources that can switch them off.
+// instrument finds the guards of packages, and writes overlay.json with sources in which they can be switched off.
 func instrument(ctx context.Context, dir string, patterns []string) ([]*guard, error) {
 	packages, err := list(ctx, patterns...)
 	if err != nil {
@@ -187,12 +186,12 @@ func instrument(ctx context.Context, dir string, patterns []string) ([]*guard, e
 type binary struct {
 	pkg, dir, path string
 	took           time.Duration
-	reached        map[int][]string // the tests that reach a guard; ".*" is all
+	reached        map[int][]string // the tests that reach each guard; ".*" means all tests
 	slow           map[string]bool  // the tests that take more than a second
 	failing        []string         // the tests that fail with every guard on
 }
 
-// compile compiles the tests of the packages that use a package with guards.
+// compile compiles the tests of all packages that use a package with guards.
 func compile(ctx context.Context, dir string, guards []*guard, patterns []string) ([]*binary, error) {
 	packages, err := list(ctx, append([]string{"-test"}, patterns...)...)
 	if err != nil {
@@ -276,8 +275,8 @@ func (b *binary) reach(ctx context.Context, pattern string) error {
 	return nil
 }
 
-// test switches a guard off, and runs the tests that reach it until one fails: those of its own package first,
-// and of each package the quick ones first, because one of them is enough for most guards.
+// test switches off a guard, and runs the tests that reach it until one fails. Tests of the guard's own package run first,
+// and in each package the quick tests first, because one of them is enough for most guards.
 func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duration) error {
 	if g.reason != "" {
 		return nil
@@ -318,7 +317,8 @@ func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duratio
 	return nil
 }
 
-// report prints the stale lines of the explanations, and how many guards survived. It returns an error if there are any.
+// report prints the stale lines of the explanations, and how many guards no test has noticed. It returns an error if there
+// are any.
 func report(guards []*guard, stale []string) error {
 	explained, survivors := 0, 0
 	for _, g := range guards {

@@ -52,7 +52,7 @@ func (m *minted) probe(ctx context.Context, t *testing.T, p *harness.Program, be
 }
 
 // TestFailoverLosesNoRequest suspends a leader. It catches a slow failover, lost requests, and a former leader that writes
-// after it resumes. Package storm kills one.
+// after it resumes. Package storm kills a leader.
 func TestFailoverLosesNoRequest(t *testing.T) {
 	harness.Parallel(t)
 	audit := harness.NewAuditLog(t, writesOfKubejoin)
@@ -83,7 +83,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	r.asking.Wait()
 	last := l.WaitIssued(t, r.names)
 	t.Logf("suspended: the other replica led after %s, the last of %d certificates was issued after %s", took.Round(time.Millisecond), len(r.names), last.Sub(suspended).Round(time.Millisecond))
-	// 20 s are enough on an idle machine. On a busy one, the first half already took longer.
+	// 20 s are enough on an idle machine. On a busy machine, the first half already took longer.
 	if most := 20*time.Second + 5*r.usual; last.Sub(suspended) > most {
 		t.Errorf("last certificate issued %s after the leader was suspended, want at most %s", last.Sub(suspended), most)
 	}
@@ -102,7 +102,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	m.mu.Unlock()
 	m.check(t, s.Client())
 
-	time.Sleep(time.Until(suspended.Add(time.Minute))) // older than all state that kubejoin may keep
+	time.Sleep(time.Until(suspended.Add(time.Minute))) // longer than kubejoin keeps any cached state
 	writes := countClusterInfoWrites(t, s)
 	must.OK(t, first.Signal(syscall.SIGCONT))
 	time.Sleep(10 * time.Second)
@@ -118,7 +118,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	if harness.Metric(t, second.Metrics(t), "kubejoin_leader") != 1 {
 		t.Error("the new leader lost the lead, want it to keep it")
 	}
-	// Both replicas still make join commands.
+	// Both replicas must still return join commands.
 	for _, p := range []*harness.Program{first, second} {
 		if _, err := m.ask(ctx, p, bearer); err != nil {
 			t.Error(err)

@@ -33,7 +33,7 @@ import (
 )
 
 // faultyKubejoin runs all parts of kubejoin in this process on a real cluster with the rights of deploy/manifests. Its
-// connection fails nearly a third of all writes.
+// connection to the API server fails nearly a third of all writes.
 type faultyKubejoin struct {
 	*harness.Site
 	*harness.Ledger
@@ -73,7 +73,7 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { requests.RunWithContext(ctx); return nil },
 		configmap.Signer{ConfigMap: w.info, Tokens: store, Logger: log}.Run,
-		// After an injected conflict no change arrives, so the cleaner retries only at the next sweep.
+		// After an injected conflict there is no change that sends a hint, so the cleaner retries only at the next sweep.
 		cleaner.Tokens{Store: store, Sweep: 2 * time.Second, Logger: log}.Run,
 		csr.Controller{Client: client, Informer: requests, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
 		csr.Cleaner{Client: client, Informer: requests, Retention: csr.Retention{Denied: 2 * time.Second}, Logger: log}.Run,
@@ -220,8 +220,8 @@ func (w *faultyKubejoin) round(t *testing.T, number, tokenCount, requestCount in
 	w.minted.check(t, w.Client())
 }
 
-// TestRecoversFromFailedWrites fails nearly a third of all writes in every way that a write can fail. It catches lost
-// or repeated decisions, and tokens that are lost or stay behind.
+// TestRecoversFromFailedWrites fails nearly a third of all writes in every way that a write can fail. It catches lost or
+// repeated decisions, lost tokens, and tokens that are not deleted.
 func TestRecoversFromFailedWrites(t *testing.T) {
 	harness.Parallel(t)
 	w := newFaultyKubejoin(t)

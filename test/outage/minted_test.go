@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// minted records the responses to requests for join commands.
+// minted records which tokens must exist after requests for join commands.
 type minted struct {
 	mu       sync.Mutex
 	known    map[string]tokens.Token // tokens that must exist, by ID
@@ -81,8 +81,8 @@ func (m *minted) ask(ctx context.Context, p *harness.Program, bearer string) (to
 	}
 }
 
-// check waits until the cluster has exactly the known tokens, and possibly the named ones, and cluster-info has valid
-// signatures of exactly these.
+// check waits until the cluster has exactly the known tokens, and possibly the named tokens, and cluster-info has valid
+// signatures of exactly these tokens.
 func (m *minted) check(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	harness.Wait(t, "tokens and signatures", func() error {
@@ -100,7 +100,7 @@ func (m *minted) check(t *testing.T, client kubernetes.Interface) {
 		existing := map[string]bool{}
 		for _, s := range list.Items {
 			if string(s.Data["usage-bootstrap-signing"]) != "true" {
-				continue // a token of the test's own machines
+				continue // a token for the test's own machines
 			}
 			id := string(s.Data["token-id"])
 			token, err := tokens.Parse(id + "." + string(s.Data["token-secret"]))

@@ -17,19 +17,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// rush is a set of clients that request tokens and certificates at once, each until it succeeds.
+// rush is a set of concurrent clients. Each requests a token or a certificate until it succeeds.
 type rush struct {
 	tokens, requests atomic.Int32 // created so far
 	names            []string     // of all requests
-	halves           [2]int32     // of tokens and requests
+	halves           [2]int32     // half of the number of tokens, and of requests
 	half, rest       chan struct{}
 	began            time.Time
 	usual            time.Duration // how long the first half took
 	asking           sync.WaitGroup
 }
 
-// startRush creates the first half. It begins the second half after middle is called, and ends it after finish is
-// called, so that what the test does in between always happens in the middle.
+// startRush creates the first half. It begins the second half when the test calls middle, and completes it only after the
+// test calls finish. So everything that the test does between these calls happens in the middle of the rush.
 func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, requestCount int, askToken func(context.Context) error, machine kubernetes.Interface) *rush {
 	r := &rush{
 		half: make(chan struct{}), rest: make(chan struct{}), halves: [2]int32{int32(tokenCount / 2), int32(requestCount / 2)},
@@ -86,7 +86,7 @@ func startRush(ctx context.Context, t *testing.T, prefix string, tokenCount, req
 	return r
 }
 
-// middle waits until the first half exists, and returns once the second has begun.
+// middle waits until the first half exists, and returns once the second half has begun.
 func (r *rush) middle(t *testing.T) {
 	t.Helper()
 	harness.Wait(t, "the first half", func() error {
@@ -105,7 +105,7 @@ func (r *rush) middle(t *testing.T) {
 	})
 }
 
-// finish lets the rush create what is left.
+// finish lets the rush complete the second half.
 func (r *rush) finish() { close(r.rest) }
 
 // cpu returns the CPU time that kubejoin has used.
@@ -147,7 +147,7 @@ func TestRecoversFromAPIServerOutage(t *testing.T) {
 	r.finish()
 	stopped := time.Now()
 	before := [2]int32{r.tokens.Load(), r.requests.Load()}
-	time.Sleep(2 * time.Second) // until requests in flight have failed
+	time.Sleep(2 * time.Second) // wait until requests in flight have failed
 	const down = 15 * time.Second
 	steps, spent, lines := loopSteps(t, s.Program), cpu(t, s.Program), strings.Count(s.Log(), "\n")
 	time.Sleep(down)
@@ -162,7 +162,7 @@ func TestRecoversFromAPIServerOutage(t *testing.T) {
 	asked := time.Now()
 	last := l.WaitIssued(t, r.names)
 	t.Logf("down for %s; all requests created %s after the return, last certificate issued after %s", back.Sub(stopped).Round(time.Millisecond), asked.Sub(back).Round(time.Millisecond), last.Sub(back).Round(time.Millisecond))
-	// 30 s are enough on an idle machine. On a busy one, the first half already took longer.
+	// 30 s are enough on an idle machine. On a busy machine, the first half already took longer.
 	if late, most := last.Sub(back), 30*time.Second+5*r.usual; late > most {
 		t.Errorf("last certificate issued %s after kube-apiserver was back, want at most %s", late, most)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestWorksOnceRightsExist starts kubejoin before its RBAC exists, as a static pod may. It catches a kubejoin that exits, or
-// that needs a restart to see its rights.
+// TestWorksOnceRightsExist starts kubejoin before its RBAC exists, as may happen with a static pod. It catches a kubejoin
+// that exits, or that needs a restart to use its rights.
 func TestWorksOnceRightsExist(t *testing.T) {
 	cluster.NeedRoot(t)
 	harness.Parallel(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestShutdownLosesNoRequest catches a shutdown that loses requests or keeps the Lease, and one that load balancers notice
-// only by lost connections.
+// TestShutdownLosesNoRequest catches a shutdown that loses requests, that keeps the Lease, or that load balancers can
+// notice only by lost connections.
 func TestShutdownLosesNoRequest(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
@@ -72,7 +72,7 @@ func stopInTheMiddle(t *testing.T, s *harness.Site) {
 	}
 }
 
-// stopWithDelay stops a replica, which serves on and is not ready.
+// stopWithDelay stops a replica with a delay. Meanwhile it must still serve, but not be ready.
 func stopWithDelay(t *testing.T, s *harness.Site) {
 	t.Helper()
 	signal(t, s.Program)

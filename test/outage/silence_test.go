@@ -13,8 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestReplacesSilentConnections silences all connections to the API server. It catches a kubejoin that waits for them
-// instead of opening new ones.
+// TestReplacesSilentConnections silences all connections to the API server. It catches a kubejoin that waits for these
+// connections instead of opening new ones.
 func TestReplacesSilentConnections(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})

@@ -19,8 +19,8 @@ const watchesOfKubejoin = `- level: Metadata
 - level: None
 `
 
-// TestStandbyWatchesOnlyWhatItServes hands leadership over to a standby replica. It catches watches of a standby that only a
-// leader needs, and a new leader that is slow to begin with them.
+// TestStandbyWatchesOnlyWhatItServes hands leadership over to a standby replica. It catches a standby with watches that
+// only a leader needs, and a new leader that starts these watches late.
 func TestStandbyWatchesOnlyWhatItServes(t *testing.T) {
 	harness.Parallel(t)
 	audit := harness.NewAuditLog(t, watchesOfKubejoin)
@@ -47,13 +47,13 @@ func TestStandbyWatchesOnlyWhatItServes(t *testing.T) {
 	second.WaitLeader(t)
 	led := time.Now()
 	s.WaitIssued(t, "after")
-	if took, most := time.Since(led), 5*time.Second+5*usual; took > most { // on a busy machine
+	if took, most := time.Since(led), 5*time.Second+5*usual; took > most { // allows for a busy machine
 		t.Errorf("the new leader issued a certificate after %s, want at most %s", took, most)
 	}
 	waitWatches(t, audit, before, leading)
 }
 
-// waitWatches waits until kubejoin has watched exactly these resources after the first calls of the audit log.
+// waitWatches waits until kubejoin watches exactly these resources. It skips the first calls of the audit log.
 func waitWatches(t *testing.T, audit cluster.AuditLog, first int, want []string) {
 	t.Helper()
 	harness.Wait(t, "watches", func() error {

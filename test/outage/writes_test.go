@@ -15,14 +15,14 @@ const writesOfKubejoin = `- level: Metadata
 - level: None
 `
 
-// checkRequests fails the test if a CSR was approved or issued more than once, or if the API server refused such a
+// checkRequests fails the test if kubejoin approved or issued a CSR more than once, or if the API server refused such a
 // write for another reason than a conflict.
 func checkRequests(t *testing.T, a cluster.AuditLog) {
 	t.Helper()
 	done := map[string]int{}
 	refused := 0
 	for w, err := range a.Calls() {
-		// A killed kube-apiserver cuts off a line.
+		// Ignore cut lines: a killed kube-apiserver does not complete its last line.
 		if err != nil || w.ObjectRef.Resource != "certificatesigningrequests" || w.ObjectRef.Subresource == "" {
 			continue
 		}

@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// t stands for a testing.T.
+// t replaces a testing.T.
 type t struct{}
 
 func (*t) Fail() {}

@@ -24,7 +24,7 @@ func TestStandaloneDiscoveryWorksWithKubeadm(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
-	// A listener at the API server's address notices that kubeadm connects.
+	// A listener at the API server's address detects that kubeadm connects.
 	api := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = api.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

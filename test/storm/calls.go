@@ -14,22 +14,22 @@ import (
 
 const kubejoinUser = "system:serviceaccount:kubejoin-system:kubejoin"
 
-// auditRules make kube-apiserver record each request of kubejoin and of kubelets once, when it ends. No metric counts
-// requests by user.
+// auditRules make kube-apiserver record each request of kubejoin and of kubelets once, when the request ends. This is
+// necessary because no metric counts requests by user.
 const auditRules = `- {level: Metadata, omitStages: [ResponseStarted], users: ["` + kubejoinUser + `"]}
 - {level: Metadata, omitStages: [ResponseStarted], userGroups: ["system:bootstrappers", "system:nodes"]}
 - level: None
 `
 
-// calls is how many requests of a kind kube-apiserver received for each machine, by who sent them.
+// calls is the number of requests of one kind that kube-apiserver received for each machine, by sender.
 type calls struct {
 	Kind     string  `json:"kind"` // for example "get nodes 404"
 	Kubejoin float64 `json:"kubejoin"`
 	Kubelets float64 `json:"kubelets"`
 }
 
-// tally counts the requests since a time, for each machine: by kind, most of kubejoin first, and by source address. The
-// first kind is "all".
+// tally counts the requests since a time, divided by the number of machines: by kind, kubejoin's most frequent kinds first,
+// and by source address. The first kind is "all".
 func tally(log iter.Seq2[cluster.Call, error], since time.Time, machines int) (kinds []calls, from map[string]float64, err error) {
 	each, byKind, from := 1/float64(machines), map[string]calls{}, map[string]float64{}
 	for c, err := range log {
@@ -55,7 +55,7 @@ func tally(log iter.Seq2[cluster.Call, error], since time.Time, machines int) (k
 	}), from, nil
 }
 
-// kind is the verb and resource of a request, with the status if the request failed.
+// kind returns the verb and resource of a request, with the status if the request failed.
 func kind(c cluster.Call) string {
 	what := c.ObjectRef.Resource
 	if what == "" {

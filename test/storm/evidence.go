@@ -15,16 +15,16 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// evidence is what the API server stores after a storm. Only machines and senders come from the simulator.
+// evidence is read from the API server after a storm. Only machines and senders come from the simulator.
 type evidence struct {
 	machines, senders map[string]string // machine ID by node name, and by certificate request
-	ready             map[string]string // machine ID in the Node, by node name
+	ready             map[string]string // machine ID in each ready Node, by node name
 
 	limits          map[string]int      // by token ID
-	claims, counted map[string][]string // node names in Leases and on Secrets, by token ID
+	claims, counted map[string][]string // node names in Leases and in Secrets, by token ID
 
-	issued []issued // certificates in CSR objects
-	denied int      // CSR objects
+	issued []issued // certificates from CSR objects
+	denied int      // number of denied CSR objects
 }
 
 // issued is a certificate. Without token, a node requested it.
@@ -89,8 +89,8 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 	return e, nil
 }
 
-// judge names each machine that is lost, each machine that has the name of another one, and each node over the limit of
-// its token. again is the number of certificates that a machine got in addition to its first of a kind.
+// judge returns the lost machines, the machines with the node name of another machine, and the nodes over the limit of
+// their token. again is the number of certificates that machines got in addition to the first of each kind.
 func (e evidence) judge() (lost, double, over []string, again int) {
 	for _, node := range slices.Sorted(maps.Keys(e.machines)) {
 		if id := e.machines[node]; e.ready[node] != id {
@@ -119,7 +119,7 @@ func (e evidence) judge() (lost, double, over []string, again int) {
 		for range max(joined, claims, counted) - limit {
 			over = append(over, fmt.Sprintf("token %s: %d nodes with certificates, %d claims, %d nodes counted, limit %d", token, joined, claims, counted, limit))
 		}
-		// A name without a slot leaves the slot to another machine.
+		// If a node with a certificate has no slot, another machine can take the slot.
 		for _, node := range names[token] {
 			if !slices.Contains(e.claims[token], node) || !slices.Contains(e.counted[token], node) {
 				over = append(over, fmt.Sprintf("token %s: %s has a certificate and no slot", token, node))

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// A newKey makes a key. Kubelets choose the kind of their key from Kubernetes 1.38 on.
+// A newKey makes a key of one kind. From Kubernetes 1.38 on, kubelets can use keys of different kinds.
 type newKey func() (crypto.Signer, error)
 
 func keysOf(kind string) (newKey, error) {
@@ -31,7 +31,7 @@ func onCurve(curve elliptic.Curve) newKey {
 	return func() (crypto.Signer, error) { return ecdsa.GenerateKey(curve, rand.Reader) }
 }
 
-// reused returns the same few RSA keys again, because they take long to make.
+// reused returns a newKey that reuses a few RSA keys, because RSA keys take long to make.
 func reused(bits int) (newKey, error) {
 	var few [4]*rsa.PrivateKey
 	for i := range few {

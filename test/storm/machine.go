@@ -30,7 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// machineNet has the addresses of the machines.
+// machineNet is the range of the machines' addresses.
 const machineNet = "10.128.0.0/9"
 
 // A machine is a simulated kubelet, or an intruder.
@@ -46,7 +46,7 @@ func (m *machine) address() net.IP {
 	return net.IPv4(10, 128+byte(m.number>>16), byte(m.number>>8), byte(m.number))
 }
 
-// join does what a machine does from power-on to Ready, and starts its heartbeats, which end with beats.
+// join simulates a machine from power-on to Ready, and starts its heartbeats, which end when beats ends.
 func (w *world) join(ctx, beats context.Context, m *machine) {
 	select {
 	case w.slots <- struct{}{}:
@@ -86,7 +86,7 @@ func (w *world) join(ctx, beats context.Context, m *machine) {
 	})
 }
 
-// boot makes a machine Ready. It returns its connection as a node.
+// boot joins a machine until it is Ready. It returns a client with the node's certificate, and its Lease.
 func (w *world) boot(ctx context.Context, m *machine) (*kubernetes.Clientset, *coordinationv1.Lease, error) {
 	found, err := w.discover(ctx, m)
 	if err != nil {
@@ -108,20 +108,20 @@ func (w *world) boot(ctx context.Context, m *machine) (*kubernetes.Clientset, *c
 	return node, lease, err
 }
 
-// attack lets two machines try what must fail: to join another node with the token of m, which is used up, and to join
-// under the name of m with a token that is not.
+// attack lets two machines try to join. Both must fail: one joins another node with the spent token of m, and the other
+// joins under the name of m with an unspent token.
 func (w *world) attack(ctx context.Context, m *machine) {
 	for _, intruder := range []*machine{
 		{id: m.id + "-with-used-token", node: m.node + "-intruder", token: m.token},
 		{id: m.id + "-with-its-name", node: m.node, token: m.token.spare},
 	} {
-		// With an RSA key of its victim, its request would have the same bytes.
+		// With the RSA key of its victim, the intruder's request would have the same bytes.
 		intruder.number, intruder.intruder, intruder.newKey = m.number, true, onCurve(elliptic.P256())
-		w.joining.Go(func() { _, _, _ = w.boot(ctx, intruder) }) // the evidence shows whether it was admitted
+		w.joining.Go(func() { _, _, _ = w.boot(ctx, intruder) }) // ignore the result: the evidence shows whether the intruder was admitted
 	}
 }
 
-// discover tries one replica after the other, as behind a load balancer.
+// discover tries one replica after the other, as through a load balancer.
 func (w *world) discover(ctx context.Context, m *machine) (clusterinfo.Discovered, error) {
 	for try := m.number; ; try++ {
 		short, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -133,7 +133,7 @@ func (w *world) discover(ctx context.Context, m *machine) (clusterinfo.Discovere
 	}
 }
 
-// connect opens the connection of one machine with a credential. The connection closes when it is idle for a while.
+// connect returns a client with a separate connection for one machine. The connection closes when it is idle for a while.
 func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (*kubernetes.Clientset, error) {
 	config, err := clientcmd.RESTConfigFromKubeConfig(found.Kubeconfig)
 	if err != nil {
@@ -142,7 +142,7 @@ func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (*kube
 	credential(config)
 	config.QPS = -1
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	config.Proxy = http.ProxyFromEnvironment // with a function here, machines do not share a connection
+	config.Proxy = http.ProxyFromEnvironment // a custom Proxy function prevents that machines share a connection
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
@@ -150,11 +150,11 @@ func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (*kube
 	return kubernetes.NewForConfigAndClient(config, client)
 }
 
-// certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it tries again with
-// another key, after the pauses of a kubelet. An intruder gives up when it is denied.
+// certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it retries with
+// another key, after the pauses of a kubelet. An intruder gives up after a denial.
 func (w *world) certificate(ctx context.Context, c kubernetes.Interface, m *machine, signer string) (issued, keyPEM []byte, err error) {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + m.node, Organization: []string{"system:nodes"}}}
-	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageKeyEncipherment} // the last only for RSA
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageKeyEncipherment} // key encipherment only with RSA
 	if signer == certificates.KubeletServingSignerName {
 		usages[1] = certificates.UsageServerAuth
 		template.DNSNames, template.IPAddresses = []string{m.node}, []net.IP{m.address()}
@@ -209,7 +209,7 @@ func (w *world) register(ctx context.Context, c kubernetes.Interface, m *machine
 	leases := c.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	err = retry(ctx, func() error {
 		_, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) { // a kubelet takes over the Node of its name
+		if err != nil && !apierrors.IsAlreadyExists(err) { // a kubelet takes over an existing Node of its name
 			return err
 		}
 		lease, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: m.node}, Spec: beat}, metav1.CreateOptions{})

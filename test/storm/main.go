@@ -24,14 +24,15 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go logs each connection that the storm breaks
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // otherwise client-go logs each connection that the storm breaks
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "storm:", err)
 		os.Exit(1)
 	}
 }
 
-// manyMachines is the number above which machines send no heartbeats by default: each keeps its connection for them.
+// manyMachines is the number of machines above which they send no heartbeats by default, because heartbeats keep one
+// connection per machine open.
 const manyMachines = 2000
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {

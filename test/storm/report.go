@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// results is what a storm prints.
+// results are the results that a storm prints.
 type results struct {
 	Flags             map[string]string `json:"flags"`
 	Machines          int               `json:"machines"`
@@ -20,8 +20,8 @@ type results struct {
 	Lost              int               `json:"lost"`
 	Double            int               `json:"double"`
 	OverLimit         int               `json:"overLimit"`
-	Problems          []string          `json:"problems,omitempty"` // one for each of these three
-	Again             int               `json:"certificatesAgain"`  // that a machine requested after an error
+	Problems          []string          `json:"problems,omitempty"` // one text for each lost or double machine and each node over a limit
+	Again             int               `json:"certificatesAgain"`  // certificates that machines requested again after an error
 	Intruders         int               `json:"intruders"`
 	Denied            int               `json:"denied"`
 	Processes         []use             `json:"processesPerMachine"`
@@ -30,8 +30,8 @@ type results struct {
 	readyAt           []float64
 }
 
-// use is what a process needed for each machine. For kube-apiserver and etcd, Calls counts the requests that they received.
-// For other processes, it counts the requests that they sent to kube-apiserver.
+// use has the CPU time and calls of a process for each machine. For kube-apiserver and etcd, Calls counts the requests that
+// they received. For other processes, it counts the requests that they sent to kube-apiserver.
 type use struct {
 	Name  string  `json:"name"`
 	Calls float64 `json:"calls"`
@@ -84,11 +84,11 @@ func (r *results) print(to io.Writer) {
 	}
 	fmt.Fprintln(table, "\t\t\t\ncalls for each machine\tkubejoin\tkubelets\t")
 	for _, c := range r.Calls {
-		if c.Kubejoin+c.Kubelets >= 0.05 { // JSON has all
+		if c.Kubejoin+c.Kubelets >= 0.05 { // the table leaves out rare calls; JSON has all
 			fmt.Fprintf(table, "%s\t%.2f\t%.2f\t\n", c.Kind, c.Kubejoin, c.Kubelets)
 		}
 	}
-	_ = table.Flush() // an error of standard output
+	_ = table.Flush() // ignore errors of standard output
 }
 
 // plot draws the Ready machines over time, as SVG.

@@ -61,20 +61,20 @@ type world struct {
 
 	mu      sync.Mutex
 	senders map[string]string // ID of the machine by its certificate request
-	readyAt []float64         // seconds since the storm began, in this order
+	readyAt []float64         // seconds since the storm began, ascending
 	took    []float64         // seconds from power-on to Ready
 	results
 }
 
-// A token admits limit machines.
+// A token is a bootstrap token with a node limit.
 type token struct {
 	tokens.Token
 	limit int
 	left  atomic.Int32 // machines that are not Ready yet
-	spare *token       // only for tokens that are attacked: nobody joins with it
+	spare *token       // only for attacked tokens: another token, with which nobody joins
 }
 
-// A replica is one kubejoin. It reaches the API server through its own proxy, from its own address.
+// A replica is one kubejoin process. It connects to the API server through its own proxy, from its own address.
 type replica struct {
 	name, listen, from string
 	proxy              *cluster.Proxy
@@ -83,7 +83,7 @@ type replica struct {
 	operator           *rest.RESTClient
 }
 
-// storm runs a storm and returns what it measured and what the API server holds at its end.
+// storm runs a storm and returns the results, which include the objects in the API server at the end.
 func storm(ctx context.Context, o options) (r *results, err error) {
 	if o.machines < 3 || o.replicas < 1 || o.atOnce < 1 || !slices.Contains([]string{"each", "one", "both"}, o.tokens) {
 		return nil, errors.New("invalid options: want at least 3 machines, 1 replica and 1 at once, and tokens each, one or both")
@@ -132,10 +132,10 @@ func (w *world) say(format string, args ...any) {
 	fmt.Fprintf(w.progress, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }
 
-// attacked is how many tokens there are for each that an intruder tries.
+// attacked is how many tokens there are for each token that intruders attack.
 const attacked = 100
 
-// plan makes machines and tokens. A token admits at most [tokens.MaxNodes] nodes, so large storms have several shared ones.
+// plan makes machines and tokens. A token admits at most [tokens.MaxNodes] nodes, so large storms have several shared tokens.
 func (w *world) plan() {
 	var shared []*machine
 	for i := range w.options.machines {
@@ -165,7 +165,7 @@ func (w *world) newToken(limit int) *token {
 	return t
 }
 
-// start starts the replicas, creates the tokens and waits until machines can discover with them.
+// start starts the replicas, creates the tokens and waits until machines can use them for discovery.
 func (w *world) start(ctx context.Context) error {
 	kubeconfig, err := w.InstallRights(ctx)
 	if err != nil {
@@ -200,8 +200,8 @@ func (w *world) start(ctx context.Context) error {
 			return exec.Command(w.options.kubejoin, "serve", "--kubeconfig="+through, "--listen="+r.listen,
 				"--cluster-signing-cert-file="+w.CAFile(), "--cluster-signing-key-file="+w.CAKeyFile(),
 				"--token-auth-file="+operators, "--serving-allowed-cidr="+machineNet, "--rejoin-window="+w.options.rejoin.String(),
-				"--client-qps=0",                                              // all machines have one address
-				"--controllers=*,-csr-cleaner", "--spent-token-retention=24h") // keep the evidence
+				"--client-qps=0",                                              // all machines send from the same address
+				"--controllers=*,-csr-cleaner", "--spent-token-retention=24h") // keep CSRs and spent tokens for the evidence
 		}
 		if r.process, err = w.StartProcess(r.name, r.cmd()); err != nil {
 			return err
@@ -288,14 +288,14 @@ func (w *world) run(ctx context.Context) error {
 	}
 	disturbed := make(chan error, 1)
 	go func() { disturbed <- w.disturb(limited) }()
-	_ = w.waitReady(limited, len(w.machines)) // the evidence has the machines that are lost
+	_ = w.waitReady(limited, len(w.machines)) // ignore the error: the evidence shows lost machines
 	w.Seconds = time.Since(w.began).Seconds()
 	w.say("%d of %d machines are Ready", w.ready(), len(w.machines))
 	err = <-disturbed
 	if limited.Err() != nil {
 		err = nil // time is up
 	}
-	time.AfterFunc(time.Minute, cancel) // for intruders without an answer; they are never admitted
+	time.AfterFunc(time.Minute, cancel) // ends the wait of intruders that get no decision, because kubejoin never admits them
 	w.joining.Wait()
 	endBeats()
 	w.beating.Wait()
@@ -321,7 +321,7 @@ func (w *world) run(ctx context.Context) error {
 	return nil
 }
 
-// sleep returns when the time is over, or the error of ctx.
+// sleep waits for d. If ctx ends before, it returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -345,7 +345,8 @@ func (w *world) waitReady(ctx context.Context, n int) error {
 	return nil
 }
 
-// disturb kills the leader when a third of the machines is Ready, and takes the API server from the leader at two thirds.
+// disturb kills the leader when a third of the machines is Ready. When two thirds are Ready, it cuts off the current leader
+// from the API server.
 func (w *world) disturb(ctx context.Context) error {
 	n := len(w.machines)
 	if err := w.waitReady(ctx, n/3); err != nil {
@@ -391,7 +392,7 @@ func (w *world) leader(ctx context.Context) (*replica, error) {
 	for {
 		for _, r := range w.replicas {
 			metrics, err := r.operator.Get().AbsPath("/metrics").DoRaw(ctx)
-			if err == nil && strings.Contains(string(metrics), "\nkubejoin_leader 1\n") { // with an error it does not run
+			if err == nil && strings.Contains(string(metrics), "\nkubejoin_leader 1\n") { // after an error, the replica does not run
 				return r, nil
 			}
 		}

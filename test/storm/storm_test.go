@@ -21,9 +21,9 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// mostCalls is the most requests of kubejoin that kube-apiserver may receive for a machine. In a storm of 100 machines, each
-// needed 9.3. Another 1.2 were for Leases of leaders, proofs of caches, reads before a proof, and watches that began again.
-// With 300 machines, these are fewer for each.
+// mostCalls is the maximum number of requests that kubejoin may send to kube-apiserver per machine. With 100 machines,
+// kubejoin needed 9.3 per machine. Another 1.2 were for leader Leases, proofs of caches, reads before a proof, and
+// restarted watches. With 300 machines, the latter are fewer per machine.
 const mostCalls = 10.5
 
 // TestStormLosesNoMachine lets 300 machines with all kinds of keys join, and kills the leader. It catches machines that
@@ -55,8 +55,8 @@ func TestStormLosesNoMachine(t *testing.T) {
 	}
 }
 
-// TestTallyCountsCallsForMachine catches requests that count before the storm, for the wrong sender, or under one kind
-// though they failed.
+// TestTallyCountsCallsForMachine catches requests from before the storm, requests counted for the wrong sender, and failed
+// requests counted like successful ones.
 func TestTallyCountsCallsForMachine(t *testing.T) {
 	began := time.Now()
 	call := func(after time.Duration, user, from, verb, resource, subresource string, status int) (c cluster.Call) {
@@ -94,10 +94,10 @@ func TestTallyCountsCallsForMachine(t *testing.T) {
 	}
 }
 
-// TestKeysAreOfTheirKind catches a storm whose machines have other keys than its flag says, and ECDSA keys that machines
-// share.
+// TestKeysAreOfTheirKind catches machines whose keys are not of the kind that the flag selects, and ECDSA keys that
+// machines share.
 func TestKeysAreOfTheirKind(t *testing.T) {
-	for kind, want := range map[string]int{"P-256": 20, "P-384": 20, "RSA-2048": 4} { // different keys in 20 calls
+	for kind, want := range map[string]int{"P-256": 20, "P-384": 20, "RSA-2048": 4} { // number of different keys in 20 calls
 		newKey := must.Value(keysOf(kind))(t)
 		seen := map[string]bool{}
 		for range 20 {
@@ -123,7 +123,7 @@ func TestKeysAreOfTheirKind(t *testing.T) {
 	}
 }
 
-// TestJudgeFindsProblems catches counters that are zero whatever happens.
+// TestJudgeFindsProblems catches a judge that never finds a problem.
 func TestJudgeFindsProblems(t *testing.T) {
 	for name, test := range map[string]struct {
 		change                    func(e *evidence)

@@ -11,12 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxSubject is the most characters of the first line of a commit message.
+// maxSubject is the maximum length of the first line of a commit message, in characters.
 const maxSubject = 72
 
 var subject = regexp.MustCompile(`^[a-z0-9/.,_-]+: \S`)
 
-// checkCommit reports what is wrong with the message of a commit, or "".
+// checkCommit returns what is wrong with a commit message, or "".
 func checkCommit(message string) string {
 	first, body, _ := strings.Cut(strings.TrimSpace(message), "\n")
 	switch {
@@ -32,8 +32,8 @@ func checkCommit(message string) string {
 	return ""
 }
 
-// checkCommits checks the messages of the commits that the main branch does not have. Without such commits it checks the
-// last one.
+// checkCommits checks the messages of the commits that the main branch does not have. If there are none, it checks the last
+// commit.
 func checkCommits(ctx context.Context, out io.Writer) error {
 	git := func(args ...string) (string, error) {
 		output, err := exec.CommandContext(ctx, "git", args...).Output()

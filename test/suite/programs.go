@@ -30,7 +30,7 @@ func packagesOf(programs []string) []string {
 	return slices.Compact(packages)
 }
 
-// printMissing prints what is not tested without these programs, and how to install them.
+// printMissing prints which tests do not run without these programs, and how to install the programs.
 func printMissing(out io.Writer, programs []string) {
 	if len(programs) == 0 {
 		return
@@ -42,10 +42,10 @@ func printMissing(out io.Writer, programs []string) {
 	fmt.Fprintf(out, "Install them with:\n  apt-get install --no-install-recommends %s\n", strings.Join(packagesOf(programs), " "))
 }
 
-// wantSpace is the disk space in GiB for the images of all machines, and for what Go builds.
+// wantSpace is the disk space in GiB for the images of all machines, and for the build results of Go.
 const wantSpace = 12
 
-// printSpace warns if the disk of a folder has less than wantSpace.
+// printSpace warns if the disk of a folder has less free space than wantSpace.
 func printSpace(out io.Writer, dir string) error {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(dir, &disk); err != nil {

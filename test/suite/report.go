@@ -19,13 +19,13 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
-// An event is a line of 'go test -json' (go doc test2json), or of the build before it (go help buildjson).
+// An event is a line in the output of 'go test -json' (go doc test2json), or of its build (go help buildjson).
 type event struct {
 	Action, Package, ImportPath, Test, Output, FailedBuild string
 	Elapsed                                                float64
 }
 
-// A report prints how tests end, and keeps the logs of those that fail.
+// A report prints the results of tests, and keeps the logs of failed tests.
 type report struct {
 	logs  string // folder
 	began time.Time
@@ -34,20 +34,21 @@ type report struct {
 	mu      sync.Mutex
 	out     io.Writer
 	printed time.Time
-	running map[string]time.Time // tests, by name
+	running map[string]time.Time // start of each running test, by name
 	counts  struct{ passed, failed, skipped int }
-	skipped map[string][]string // tests by the reason
-	reasons []string            // of each failed test, why
+	skipped map[string][]string // skipped tests, by reason
+	reasons []string            // the reasons of each failed test
 }
 
 const (
-	// quiet is the longest time without a line.
+	// quiet is the longest time without output.
 	quiet = 20 * time.Second
-	// slow is the duration from which on a test has a line of its own, below that of its package.
+	// slow is the duration from which on a test gets its own line, below the line of its package.
 	slow = 10 * time.Second
-	// firstLines and lastLines are the most lines of a failed test's log that are printed.
+	// firstLines and lastLines are the maximum number of lines to print from the start and the end of a failed test's log.
 	firstLines, lastLines = 80, 40
-	// reasons are the most messages of a failed test that the end repeats, each with the most lines.
+	// reasons is the maximum number of messages of a failed test that the summary repeats, and reasonLines the maximum
+	// number of lines of each.
 	reasons, reasonLines = 4, 6
 )
 
@@ -63,7 +64,7 @@ func newReport(out io.Writer, logs string) (*report, error) {
 	return r, nil
 }
 
-// heartbeat prints which tests run when nothing else was printed since the last tick.
+// heartbeat prints which tests run if nothing else was printed since the last tick.
 func (r *report) heartbeat(ticks <-chan time.Time) {
 	for {
 		select {
@@ -91,10 +92,10 @@ func (r *report) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(r.out, format, args...)
 }
 
-// A result is what a package has shown so far.
+// A result is the output and the results of a package so far.
 type result struct {
 	all    []string            // lines
-	output map[string][]string // lines, by the name of the test; "" for the package and its build
+	output map[string][]string // lines, by test name; "" for the package and its build
 	failed []string
 	slow   []string // lines of slow tests that passed
 	count  int
@@ -116,7 +117,7 @@ func (r *report) read(events io.Reader, s step) error {
 		}
 		var e event
 		if err := json.Unmarshal(line, &e); err != nil {
-			r.printf("%s", line) // of go itself
+			r.printf("%s", line) // output of the go command itself
 			continue
 		}
 		if e.Package == "" {
@@ -158,7 +159,7 @@ func (r *report) read(events io.Reader, s step) error {
 	return nil
 }
 
-// test takes an event of a test. The output of subtests belongs to the log of their test.
+// test handles an event of a test. The output of subtests belongs to the log of their test.
 func (r *report) test(e event, p *result) {
 	name, _, sub := strings.Cut(e.Test, "/")
 	full := path.Base(e.Package) + "." + name
@@ -199,10 +200,10 @@ func (r *report) test(e event, p *result) {
 	}
 }
 
-// skipLine is a message of a test, or the command of a script that skips the rest of it.
+// skipLine matches the message of a skipped test, or the command with which a script skips its rest.
 var skipLine = regexp.MustCompile(`(?:\.go:\d+: |> .* skip ')(.+?)'?\n$`)
 
-// reasonOf is the last message in the output of a test.
+// reasonOf returns the last message in the output of a test.
 func reasonOf(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if m := skipLine.FindStringSubmatch(line); m != nil {
@@ -212,10 +213,10 @@ func reasonOf(output []string) string {
 	return "no reason given"
 }
 
-// testLine is the first line of a message of a test.
+// testLine matches the first line of a message from a test file.
 var testLine = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
 
-// failureOf is the last messages of a failed test, without the logs of others that a helper wrote after them.
+// failureOf returns the last messages of a failed test. It leaves out the logs of programs that a helper wrote after them.
 func failureOf(output []string) string {
 	var messages [][]string
 	of := false
@@ -238,10 +239,10 @@ func failureOf(output []string) string {
 	return reason.String()
 }
 
-// helperLine is the first line of a message of a helper, or the end of the test.
+// helperLine matches the first line of a message from a helper, or the end of the test.
 var helperLine = regexp.MustCompile(`^ *(?:\w+\.go:\d+|--- \w+): `)
 
-// ended prints the line of a package, and what its failed tests wrote.
+// ended prints the line of a package, and the logs of its failed tests.
 func (r *report) ended(e event, p *result, s step) error {
 	pkg := strings.TrimPrefix(e.Package, module+"/")
 	took := fmt.Sprintf("%.1f s", e.Elapsed)
@@ -255,7 +256,7 @@ func (r *report) ended(e event, p *result, s step) error {
 		}
 		return nil
 	}
-	// A line of a parallel test may count as one of another test, so this log has those of all.
+	// Lines of parallel tests may be assigned to the wrong test, so this log has the lines of all tests.
 	whole := filepath.Join(r.logs, path.Base(e.Package)+".package.log")
 	if err := os.WriteFile(whole, []byte(strings.Join(p.all, "")), 0o644); err != nil {
 		return err
@@ -305,7 +306,7 @@ func (r *report) failed(name string, output []string, s step, base, argument str
 	return nil
 }
 
-// close prints what was skipped, and the counts.
+// close prints the skipped tests, and the counts.
 func (r *report) close() {
 	close(r.done)
 	var missing []string

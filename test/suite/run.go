@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// runStages runs the stages and reports how each ends. The logs of failed tests are in dist/NAME.
+// runStages runs the stages and reports the result of each. The logs of failed tests are in dist/NAME.
 func runStages(ctx context.Context, name string, stages []stage) error {
 	r, err := newReport(os.Stdout, filepath.Join("dist", name))
 	if err != nil {
@@ -56,10 +56,11 @@ func runStages(ctx context.Context, name string, stages []stage) error {
 	return nil
 }
 
-// short is a duration without fractions of a second.
+// short formats a duration without fractions of a second.
 func short(d time.Duration) string { return d.Round(time.Second).String() }
 
-// line is the command of a step for a shell, in the root of the repository. A test names the one that it runs alone.
+// line returns the command of a step for a shell in the root of the repository. If test is not empty, the command runs only
+// this test.
 func (s step) line(test string, packages ...string) string {
 	var words []string
 	if s.dir != "" {
@@ -85,7 +86,7 @@ func (s step) execute(ctx context.Context, r *report) error {
 	}
 	cmd := exec.CommandContext(ctx, s.command[0], args...)
 	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), s.env...)
-	// Ctrl-C reaches the tests as well. They end what they started.
+	// Ctrl-C reaches the tests as well. They end the programs that they started.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
 	if len(s.packages) == 0 {
@@ -102,7 +103,7 @@ func (s step) execute(ctx context.Context, r *report) error {
 	}
 	err = r.read(events, s)
 	if err != nil {
-		_, _ = io.Copy(io.Discard, events) // lets the tests end
+		_, _ = io.Copy(io.Discard, events) // read the rest, so that the tests can end
 	}
 	return errors.Join(err, cmd.Wait())
 }

@@ -21,36 +21,35 @@ const module = "github.com/kubejoin/kubejoin"
 // A stage is a part of a run.
 type stage struct {
 	name, about string
-	usual       time.Duration // on two quiet cores with warm caches
-	required    bool          // a run ends if the stage fails
+	usual       time.Duration // usual duration on two idle cores with warm caches
+	required    bool          // if the stage fails, the run ends
 	steps       []step
 }
 
 // A step is one command of a stage.
 type step struct {
-	dir      string   // below the repository
-	env      []string // besides the own environment
+	dir      string   // folder, relative to the repository
+	env      []string // added to the environment of this process
 	command  []string
-	packages []string // import paths that a 'go test' tests; empty for another command
-	run      string   // regular expression of its tests; empty for all
+	packages []string // packages to test; empty if the command is not 'go test'
+	run      string   // regular expression for the names of tests; empty for all tests
 }
 
-// shell is a step that is not a test.
+// shell returns a step that is not a test.
 func shell(dir string, command ...string) step { return step{dir: dir, command: command} }
 
-// fresh runs tests again that have passed before. Go caches results by the files that a test reads, but does not see what a
-// program of this module reads that it starts, or the go command.
+// fresh runs tests again that have passed before. Go's test cache depends on the files that a test itself reads, but not on
+// files that the programs it starts, or the go command, read.
 const fresh = "-count=1"
 
-// tests is a step that runs 'go test' with these flags. With race, it needs a C compiler, and runs without the race detector
-// if there is none.
+// tests returns a step that runs 'go test' with these flags. With race, it uses the race detector if there is a C compiler.
 func tests(race bool, packages []string, flags ...string) step {
 	// Linking is faster without the symbols of debuggers (-w). 'make check' runs vet.
 	s := step{command: []string{"go", "test", "-ldflags=-w", "-vet=off", fresh}, packages: packages}
 	if race = race && hasCompiler(); race {
 		s.command = append(s.command, "-race")
 	} else {
-		s.env = []string{"CGO_ENABLED=0"} // as releases are, so that kubejoin and most tests share what is compiled
+		s.env = []string{"CGO_ENABLED=0"} // as in releases, so that kubejoin and most tests share compiled packages
 	}
 	s.command = append(s.command, flags...)
 	return s
@@ -62,18 +61,19 @@ func hasCompiler() bool {
 	return err == nil
 }
 
-// The race detector watches the packages themselves, and the whole program standalone and on a cluster. The commands, which
-// their tests start a thousand times, and all else below test/ run without it: with it they take twice as long.
+// raced reports whether the tests of a package run with the race detector: it covers most packages, and the whole program
+// standalone and on a cluster. Commands, which their tests start a thousand times, and the other tests below test/ run
+// without it, because it doubles their time.
 func raced(pkg string) bool {
 	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" || pkg == "test/limits" || pkg == "test/standalone"
 }
 
-// slowest are the packages that take longest. They begin first, or the last one would run alone.
+// slowest are the packages with the slowest tests. They begin first, so that the others run beside them.
 var slowest = []string{"test/limits", "tokens/boltstore", "server", "clusterinfo/joinformat", "internal/host/pki", "test/standalone", "tokens/secretstore",
 	"test/host", "test/ha", "test/outage", "test/commands", "test/join", "cmd/kubejoin"}
 
-// packages lists the packages of the module, relative to it, with those that take longest first. keep selects by the path of
-// a package and the imports of its tests.
+// packages lists the packages of the module, as relative paths, the slowest first. keep selects packages by path and by the
+// imports of their tests.
 func packages(ctx context.Context, keep func(pkg string, imports []string) bool) ([]string, error) {
 	const format = `{{.ImportPath}} {{join .TestImports " "}} {{join .XTestImports " "}}`
 	list := exec.CommandContext(ctx, "go", "list", "-f", format, "./...")
@@ -99,8 +99,8 @@ func packages(ctx context.Context, keep func(pkg string, imports []string) bool)
 	return kept, nil
 }
 
-// mayCache reports whether Go's cache sees all of this module that the tests of a package depend on. Programs of the machine do
-// not count: see [need.Missing].
+// mayCache reports whether Go's test cache covers all files of this module on which the tests of a package depend. It
+// ignores programs of the machine: see [need.Missing].
 func mayCache(pkg string, imports []string) bool {
 	const runsGo = "internal/imports"
 	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" && pkg != runsGo && !slices.ContainsFunc(imports, func(imported string) bool {
@@ -108,7 +108,7 @@ func mayCache(pkg string, imports []string) bool {
 	})
 }
 
-// fastStages run what can be shown without Kubernetes, without root and with Go, make and git alone.
+// fastStages returns the stages of 'make test'. They need no Kubernetes and no root, and only the programs Go, make and git.
 func fastStages(ctx context.Context) ([]stage, error) {
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
 	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
@@ -143,8 +143,8 @@ func fastStages(ctx context.Context) ([]stage, error) {
 	return stages, nil
 }
 
-// core has one test with real components for each promise that only they can show. The oldest supported Kubernetes runs
-// those that have oldest set.
+// core has one test with real components for each promise that only such a test can show. Tests with oldest also run with
+// the oldest supported Kubernetes.
 var core = []struct {
 	promise, pkg, test string
 	oldest             bool
@@ -164,8 +164,8 @@ var core = []struct {
 	{"a small storm", "test/storm", "TestStormLosesNoMachine", false},
 }
 
-// nested are the modules below this one, with the arguments that 'go mod tidy' needs for each of their go.mod files, and
-// whether they have code to vet.
+// nested are the modules below this one, with arguments of 'go mod tidy' for each go.mod file, and whether they have code
+// to vet.
 var nested = []struct {
 	dir  string
 	code bool
@@ -174,14 +174,14 @@ var nested = []struct {
 	{"test/chart", true}, {"test/importer", false}, {"deploy/image", true}, {"cmd/kubejoin-pkcs11", true},
 }
 
-// e2eStages run everything with real components, or with short the tests of [core] alone.
+// e2eStages returns the stages that run all tests with real components, or with short only the tests in [core].
 func e2eStages(ctx context.Context, short bool) ([]stage, error) {
 	versions, err := cluster.Versions()
 	if err != nil {
 		return nil, err
 	}
 	oldest := "KUBE=" + versions[0]
-	// 'make test' has shown all else about the packages outside test/.
+	// Outside test/, 'make test' has already run the packages whose tests need no program.
 	needy := func(pkg string, imports []string) bool {
 		return strings.HasPrefix(pkg, "test/") || slices.ContainsFunc(imports, func(imported string) bool {
 			return strings.HasPrefix(imported, module+"/test/") || imported == module+"/internal/testing/need"
@@ -237,7 +237,7 @@ func e2eStages(ctx context.Context, short bool) ([]stage, error) {
 
 func in(dir string, s step) step { s.dir = dir; return s }
 
-// cached is a test step that may take the results from Go's cache.
+// cached returns a step like s that may take the results from Go's test cache.
 func cached(s step) step {
 	s.command = slices.DeleteFunc(slices.Clone(s.command), func(word string) bool { return word == fresh })
 	if programs := missing(); len(programs) > 0 {
@@ -248,7 +248,7 @@ func cached(s step) step {
 
 func with(env string, s step) step { s.env = append(s.env, env); return s }
 
-// promised is a test step with only those tests of [core] that keep selects.
+// promised returns a step like s with only those tests of [core] that keep selects.
 func promised(s step, keep func(i int) bool) step {
 	var folders, names []string
 	for i, c := range core {
@@ -261,7 +261,7 @@ func promised(s step, keep func(i int) bool) step {
 	return s
 }
 
-// checkModules are the steps that check go.mod files, nested modules, the chart and the prose.
+// checkModules returns the steps that check go.mod files, nested modules, the chart and the prose.
 func checkModules() ([]step, error) {
 	steps := []step{shell("", "go", "mod", "tidy", "-diff")}
 	for _, n := range nested {
@@ -281,7 +281,7 @@ func checkModules() ([]step, error) {
 }
 
 // selectStages returns the stage with this name, or else the tests of the folder with this name. If run is not empty, only
-// tests that match it run. Tests build the programs that they lack, so no other stage is needed.
+// tests that match it run. Tests build missing programs themselves, so no other stage is needed.
 func selectStages(stages []stage, only, run string) ([]stage, error) {
 	var names []string
 	selected := func(s stage, steps ...step) ([]stage, error) {

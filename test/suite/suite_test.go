@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// The tests run in the root of the repository, as the command does.
+// The tests run in the root of the repository, like the command suite.
 func TestMain(m *testing.M) {
 	if err := os.Chdir("../.."); err != nil {
 		panic(err)
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A renamed test would run no more, and nothing would fail.
+// Catches a renamed test in core: it would no longer run, and nothing would fail.
 func TestPromisesHaveTestsThatExist(t *testing.T) {
 	for _, c := range core {
 		files := must.Value(filepath.Glob(filepath.Join(c.pkg, "*_test.go")))(t)
@@ -42,7 +42,7 @@ func names(stages []stage) (names []string) {
 	return names
 }
 
-// Each package with tests is in 'make test', and each that may skip tests there in 'make e2e'.
+// 'make test' must run each package with tests. 'make e2e' must run each package that may skip tests in 'make test'.
 func TestStagesRunEachPackage(t *testing.T) {
 	all := must.Value(packages(t.Context(), func(string, []string) bool { return true }))(t)
 	tested := map[string]int{}
@@ -88,7 +88,7 @@ func TestStagesRunEachPackage(t *testing.T) {
 	}
 }
 
-// The nested modules are those that git has.
+// nested must list exactly the nested modules of the repository.
 func TestStagesCheckEachModule(t *testing.T) {
 	var known []string
 	for _, n := range nested {
@@ -142,7 +142,7 @@ func TestSelectsStageOrFolder(t *testing.T) {
 	}
 }
 
-// events encodes events as 'go test -json' does.
+// events encodes events in the form of 'go test -json'.
 func events(t *testing.T, all ...event) *bytes.Buffer {
 	var b bytes.Buffer
 	for _, e := range all {
@@ -209,7 +209,7 @@ func TestReportsPackages(t *testing.T) {
 	}
 }
 
-// A long log is cut in its middle, and whole in its file.
+// A report must cut the middle of a long log, and write the whole log to a file.
 func TestCutsLongLogs(t *testing.T) {
 	var out bytes.Buffer
 	r := must.Value(newReport(&out, t.TempDir()))(t)
@@ -232,9 +232,9 @@ func TestHeartbeatNamesRunningTests(t *testing.T) {
 	r.test(event{Action: "run", Package: module + "/signer", Test: "TestA"}, &result{output: map[string][]string{}})
 	ticks := make(chan time.Time)
 	go r.heartbeat(ticks)
-	ticks <- time.Now()                   // something was printed lately, if only at the start
-	ticks <- time.Now().Add(2 * quiet)    // nothing since
-	ticks <- time.Now().Add(-time.Minute) // takes the line before
+	ticks <- time.Now()                   // the report began less than quiet ago: no line
+	ticks <- time.Now().Add(2 * quiet)    // nothing was printed for longer than quiet: one line
+	ticks <- time.Now().Add(-time.Minute) // returns when the report has handled the line before
 	r.close()
 	if !strings.Contains(out.String(), "running signer.TestA\n") {
 		t.Errorf("got %q", &out)
@@ -259,7 +259,7 @@ func TestChecksCommitMessages(t *testing.T) {
 	}
 }
 
-// Only commits that the main branch does not have are checked, and the last one if there is none.
+// checkCommits must check only commits that the main branch does not have, or the last commit if there are none.
 func TestChecksCommitsOfBranch(t *testing.T) {
 	dir := t.TempDir()
 	git := func(args ...string) {

@@ -1,5 +1,5 @@
-// Command pause is the program of a pod's sandbox, and of pods that do nothing: it prints its arguments, and waits for a
-// signal. With -once as first argument it does not wait.
+// Command pause is the program for pod sandboxes, and for pods that do nothing. It prints its arguments and waits for a
+// signal. With -once as first argument, it does not wait.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Package stores imports the store that no program here uses, so that go.sum has its modules.
+// Package stores imports the store that no example uses, so that go.sum lists the modules of this store.
 package stores
 
 import _ "github.com/kubejoin/kubejoin/tokens/etcdstore"

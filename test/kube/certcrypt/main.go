@@ -1,6 +1,6 @@
-// Command certcrypt decrypts and encrypts with the code of kubeadm's upload-certs. Each line of its input has a
-// certificate key, a plain text and its encryption, in hexadecimal. For each line it checks the encryption, and prints
-// one by kubeadm of the same plain text.
+// Command certcrypt decrypts and encrypts with the code of kubeadm's upload-certs. Each line of its input has a certificate
+// key, a plain text and its encryption, in hexadecimal. For each line, the command checks the encryption, and prints
+// kubeadm's encryption of the same plain text.
 package main
 
 import (

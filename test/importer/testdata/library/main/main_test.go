@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// On the cluster of KUBECONFIG, a machine also discovers the cluster with the command.
+// If KUBECONFIG is set, the test uses that cluster, and also runs discovery with the join command.
 func TestJoinCommand(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
@@ -68,7 +68,7 @@ func TestJoinCommand(t *testing.T) {
 	}
 }
 
-// sign keeps cluster-info signed, as kubejoin does. It creates the kubeconfig in a fake cluster.
+// sign keeps cluster-info signed, as kubejoin does. In a fake cluster, it first creates the kubeconfig in cluster-info.
 func sign(ctx context.Context, t *testing.T, cluster kubernetes.Interface, create bool) {
 	t.Helper()
 	store, err := secretstore.Open(ctx, cluster, nil)
