@@ -174,7 +174,7 @@ func stageMeaning(r api.CARotation) string {
 	}[r.Stage]
 }
 
-// writeStep prints what a step has done and what comes next.
+// writeStep prints the result of a step and the next commands.
 func writeStep(w io.Writer, r api.CARotation) error {
 	dry := ""
 	if r.DryRun {

@@ -27,7 +27,7 @@ import (
 // kubeletDir is the folder of the kubelet.
 const kubeletDir = "/var/lib/kubelet"
 
-// defaultRotationQPS is the default of --ca-rotation-qps, also of 'kubejoin serve'.
+// defaultRotationQPS is the default of --ca-rotation-qps, here and in 'kubejoin serve'.
 const defaultRotationQPS = 20
 
 func checkRotationQPS(qps float64) error {
@@ -230,7 +230,7 @@ func (a *caApplier) host(cmd *cobra.Command) pki.Host {
 	return pki.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Also: a.also, Restart: a.restart, Wait: a.wait, DryRun: a.dryRun, Log: log}
 }
 
-// apply applies the rotation of each CA, and prints what it did.
+// apply applies the rotation of each CA, and prints the results.
 func (a *caApplier) apply(cmd *cobra.Command) error {
 	results, unfit, err := a.rotate(cmd)
 	if err = errors.Join(a.print(cmd, results, err), err); err != nil || len(unfit) == 0 {

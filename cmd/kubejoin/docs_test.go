@@ -66,7 +66,7 @@ func TestExitCodesAreThoseOfCommands(t *testing.T) {
 	}
 }
 
-// A documentedRequest is what a block of docs/pipelines.md sends, in the fields of Ansible's uri module.
+// A documentedRequest is the request of a block in docs/pipelines.md, in the fields of Ansible's uri module.
 type documentedRequest struct {
 	URL, Method string
 	Headers     map[string]string

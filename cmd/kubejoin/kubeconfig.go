@@ -180,7 +180,8 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentit
 	}
 	end := made.Certificate.NotAfter
 	cmd.PrintErrln("kubejoin: the certificate for", sanitize(id.User), "ends at", end.UTC().Format(time.RFC3339))
-	// A certificate begins 5 minutes before it is issued, and a long one ends 5 minutes earlier.
+	// Allow for 5 minutes: the signer backdates each certificate by 5 minutes, and so a long-lived certificate also ends 5
+	// minutes earlier.
 	if differs := time.Until(end) - o.duration; o.duration > 0 && differs.Abs() > 10*time.Minute {
 		warn(cmd, "the signer does not issue certificates for "+safetext.Duration(o.duration))
 	}

@@ -44,7 +44,8 @@ func TestOnClusterLeaksNoGoroutines(t *testing.T) {
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
-// Nor must it with a file store on a cluster, and with both ways to authenticate kube-apiserver.
+// On a cluster with a file store, and with both ways to authenticate kube-apiserver, a stopped service must leave no
+// goroutines either.
 func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	shareConnection(t, c)

@@ -85,7 +85,7 @@ func TestDeadlineNamesItsFlag(t *testing.T) {
 	}
 }
 
-// A script takes what is on standard output for a join command, so a bare token must not be there.
+// A script takes standard output for a join command, so kubejoin must not print a bare token there.
 func TestPrintsJoinCommandOrNothing(t *testing.T) {
 	for format, lost := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
 		"text": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // the response lacks the join command

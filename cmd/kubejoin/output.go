@@ -20,7 +20,7 @@ import (
 type output struct {
 	cmd      *cobra.Command
 	format   string
-	known    []string // formats beside jsonpath
+	known    []string // formats other than jsonpath
 	template *jsonpath.JSONPath
 }
 
@@ -99,7 +99,7 @@ func tableText(rows [][]string) string {
 		}
 		fmt.Fprintln(lines, strings.Join(row, "\t"))
 	}
-	_ = lines.Flush() // a Builder does not fail
+	_ = lines.Flush() // writes to a strings.Builder never fail
 	return b.String()
 }
 
