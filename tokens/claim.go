@@ -106,7 +106,7 @@ type Outcome struct {
 	Err error
 }
 
-// OwnName is how the names of all objects begin that kubejoin stores beside claims.
+// OwnName is the beginning of the names of all other objects that kubejoin stores in the namespace of claims.
 const OwnName = "kubejoin"
 
 // IsOwnName reports whether a name is reserved for kubejoin's own objects: [OwnName] itself, or OwnName followed by a

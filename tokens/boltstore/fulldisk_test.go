@@ -156,7 +156,7 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 // randomNodes runs in the child process of TestRecordDropsEntriesOfRandomNodes.
 func randomNodes(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
-	boltstore.SetMaxDrop(1 << 20) // small, so that a small record tests what a large one would
+	boltstore.SetMaxDrop(1 << 20) // small, so that a small record has the same effect as a large record
 	for range 5 {
 		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 			for i := range 1000 {

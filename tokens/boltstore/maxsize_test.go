@@ -57,7 +57,7 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	}
 }
 
-// Entries that are deleted at the end of their retention must not count as dropped.
+// The store must not count entries as dropped that it deletes at the end of their retention.
 func TestDueEntriesAreNotDropped(t *testing.T) {
 	s := openNew(t)
 	record := s.Issued()

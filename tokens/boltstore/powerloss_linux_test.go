@@ -188,7 +188,7 @@ const (
 	callEnds    = 2
 )
 
-// follow applies the system call of a thread to the disk. It returns what the call writes to standard output.
+// follow applies the system call of a thread to the disk. It returns the text that the call writes to standard output.
 func (d *disk) follow(thread int) (said string, err error) {
 	var info callInfo
 	if _, _, errno := syscall.Syscall6(syscall.SYS_PTRACE, getCallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0); errno != 0 {

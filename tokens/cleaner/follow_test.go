@@ -70,7 +70,7 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 				switch claim.TokenID {
 				case "":
 					claim.TokenID = "abc123"
-				case "-": // released
+				case "-": // the claim was released
 					claim.TokenID = ""
 				}
 				if test.ready != "" || claim.ReadyBefore != "" {

@@ -166,7 +166,7 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // prepare writes the schema version if the store is new and has none. It fails if the store has another version. Every
-// write has the condition that the version is the one of this Store: see [Store.write].
+// write requires that the store still has this version: see [Store.write].
 func (s *Store) prepare(ctx context.Context) error {
 	last := s.schema.Load()
 	if last.prepared {

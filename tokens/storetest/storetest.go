@@ -1,5 +1,5 @@
-// Package storetest is the conformance suite for implementations of [tokens.Store] and [tokens.Claims]. It
-// tests what the documentation of these interfaces promises. Every implementation should call [Run], or [RunClaims] and
+// Package storetest is the conformance suite for implementations of [tokens.Store] and [tokens.Claims]. It tests the
+// promises in the documentation of these interfaces. Every implementation should call [Run], or [RunClaims] and
 // [RunCommit], in a test.
 package storetest
 
