@@ -291,8 +291,8 @@ func (r right) allows(c cluster.Call, signers map[string]string) bool {
 	return r.verb == c.Verb
 }
 
-// TestPolicyRestrictsKubejoinToBootstrapTokenSecrets catches a stolen kubejoin credential that creates a service
-// account token. RBAC alone allows that.
+// TestPolicyRestrictsKubejoinToBootstrapTokenSecrets catches a stolen kubejoin credential that creates a service account
+// token. Without the policy, RBAC allows that.
 func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	harness.Parallel(t)
 	checkSecretWrites(t, harness.PrepareSite(t, cluster.Options{}))

@@ -116,7 +116,7 @@ func (b *bench) createWaiting(ctx context.Context, load csrLoad) error {
 	})
 }
 
-// handlesAll waits until kubejoin has tried to decide as many requests as there are, and checks that all still wait.
+// handlesAll waits until kubejoin has tried to decide all requests, and checks that all of them still wait.
 func (b *bench) handlesAll(ctx context.Context, p running) error {
 	deadline := time.Now().Add(patience)
 	for {

@@ -128,7 +128,7 @@ END
 `,
 }
 
-// after are shell commands that check what the commands of a page have done.
+// after are shell commands that check the effect of the commands of a page.
 var after = map[string]string{
 	// The vendor's token must permit exactly the names that the page says.
 	"docs/tokens.md": `

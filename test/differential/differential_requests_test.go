@@ -27,7 +27,7 @@ import (
 // A generated is a request that the test sends to both clusters.
 type generated struct {
 	name  string
-	about []string // what is unusual
+	about []string // the unusual properties of the request
 	who   requester
 	spec  certificates.CertificateSigningRequestSpec
 	csr   *x509.CertificateRequest // nil if the request is malformed

@@ -120,9 +120,10 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 	return certs, kubeconfigs
 }
 
-// TestSignsWhatKubeadmMakes compares the certificates that kubejoin signs for a host without CA keys with those of kubeadm
-// init. They must be equal in every field except serial, key and times. In addition, kubejoin's certificates have a subject
-// key identifier, which is a hash of the key. apiserver-kubelet-client lacks the group that kubeadm 1.35.4 gives it.
+// TestSignsWhatKubeadmMakes compares the certificates that kubejoin signs for a host without CA keys with the certificates
+// of kubeadm init. They must be equal in every field except serial, key and times. In addition, kubejoin's certificates
+// have a subject key identifier, which is a hash of the key. apiserver-kubelet-client lacks the group that kubeadm 1.35.4
+// gives it.
 func TestSignsWhatKubeadmMakes(t *testing.T) {
 	harness.Parallel(t)
 	for _, algorithm := range []string{"RSA-2048", "ECDSA-P256"} {

@@ -56,7 +56,7 @@ func pages(t *testing.T) map[string]string {
 	return all
 }
 
-// withoutCode blanks the code blocks of a page. The line numbers stay.
+// withoutCode blanks the code blocks of a page, and keeps the line numbers.
 func withoutCode(page string) string {
 	return mdFence.ReplaceAllStringFunc(page, func(block string) string { return strings.Repeat("\n", strings.Count(block, "\n")) })
 }

@@ -40,14 +40,14 @@ func (n *Network) Endpoints() []string {
 	return all
 }
 
-// Cut closes the connections to members and refuses new ones, until Heal. Without members, it does so for all.
+// Cut closes the connections to members and refuses new ones, until Heal. Without members, it cuts off all members.
 func (n *Network) Cut(members ...int) { n.each(members, (*cluster.Proxy).Cut) }
 
 // Drop stops forwarding to and from members until Heal, as if packets were lost. Connections stay open. Without members,
-// Drop stops it for all.
+// Drop stops forwarding for all members.
 func (n *Network) Drop(members ...int) { n.each(members, (*cluster.Proxy).Stall) }
 
-// Delay delays all data to and from members, until Heal. Without members, it delays data for all.
+// Delay delays all data to and from members, until Heal. Without members, it delays data for all members.
 func (n *Network) Delay(d time.Duration, members ...int) {
 	n.each(members, func(p *cluster.Proxy) func() { return p.Delay(d) })
 }

@@ -94,8 +94,8 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 	harness.Wait(t, "a write after the network is back", func() error { _, err := create(t.Context(), s); return err })
 }
 
-// TestCachesCatchUpAfterCompaction separates a replica until etcd has compacted what it missed. It catches a watch that
-// never recovers, and deletions that the cache does not notice.
+// TestCachesCatchUpAfterCompaction separates a replica until etcd has compacted the changes that the replica missed. It
+// catches a watch that never recovers, and deletions that the cache does not notice.
 func TestCachesCatchUpAfterCompaction(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})

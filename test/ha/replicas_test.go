@@ -68,7 +68,7 @@ func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service 
 	return s
 }
 
-// start starts another replica, with a data folder of its own and these members of etcd.
+// start starts another replica, with its own data folder and these etcd members.
 func (s *service) start(t *testing.T, servers []string, flags ...string) *harness.Program {
 	t.Helper()
 	own := []string{"--data-dir=" + filepath.Join(t.TempDir(), "data"), "--etcd-servers=" + strings.Join(servers, ",")}

@@ -79,7 +79,7 @@ func (s *rotatingService) request(t *testing.T, i int, m *machine) error {
 	return err
 }
 
-// renew requests a certificate at replica i by the one that the machine has.
+// renew requests a certificate at replica i with the machine's current certificate.
 func (s *rotatingService) renew(t *testing.T, i int, m *machine) error {
 	t.Helper()
 	_, err := s.showing(t, i, must.Value(tls.X509KeyPair(m.chain, m.key))(t)).Certificate(t.Context(), api.SignCertificate{
@@ -157,10 +157,10 @@ func (s *rotatingService) step(t *testing.T, i int, step string) (r api.CARotati
 	return r
 }
 
-// TestReplicasRotateTheirCA rotates the CA of three replicas, which have CA files of their own, while machines join. Each
-// step goes to another replica, and after each step the test kills a replica. Catches a join that fails, a replica that
-// does not follow, a step that does not wait for a replica, and a replica that accepts the old CA afterwards. A machine
-// that was off rejoins at the end.
+// TestReplicasRotateTheirCA rotates the CA of three replicas, which have their own CA files, while machines join. Each step
+// goes to another replica, and after each step the test kills a replica. Catches a join that fails, a replica that does not
+// follow, a step that does not wait for a replica, and a replica that accepts the old CA afterwards. A machine that was off
+// rejoins at the end.
 func TestReplicasRotateTheirCA(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})

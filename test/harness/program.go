@@ -125,7 +125,7 @@ func record(cmd *exec.Cmd) (keepCA func() error) {
 			return func() error { return nil }
 		case "--cluster-signing-cert-file":
 			ca = append(ca, value)
-		case "--signer-config": // the CAs of its signers are beside it, or in folders beside it
+		case "--signer-config": // the CAs of its signers are in the same folder, or in a folder beside it
 			for _, pattern := range []string{"*.crt", "*/*.crt"} {
 				own, err := filepath.Glob(filepath.Join(filepath.Dir(value), pattern))
 				if err != nil {

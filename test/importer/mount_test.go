@@ -22,7 +22,7 @@ import (
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// testMountServer runs the commands in the README of mount-server, and checks what an installer relies on.
+// testMountServer runs the commands in the README of mount-server, and checks the behaviour on which an installer relies.
 func (b build) testMountServer(t *testing.T) {
 	needCurlAndOpenSSL(t)
 	s, dir, listen := newSite(t), t.TempDir(), freeAddress(t)

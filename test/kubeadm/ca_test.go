@@ -58,7 +58,7 @@ type rotationTest struct {
 	proxies    bool      // kube-proxy runs
 
 	session []commands // commands of the page for later stages
-	stage   commands   // commands of the page for this stage; empty: use those of the test
+	stage   commands   // commands of the page for this stage; empty: use the commands of the test
 
 	joining sync.Mutex // held while a machine joins in the background, and during a step
 	oldest  string     // a join command from before the rotation; empty after its token was deleted

@@ -36,7 +36,7 @@ func TestHelmPage(t *testing.T) {
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
-	host(t, clone, "git", "tag", "20261e4") // --set would read this version as a number, as with some commits
+	host(t, clone, "git", "tag", "20261e4") // --set would read this version as a number; the hashes of some commits also look like numbers
 	// The tests of deploy/image build the image of the other architecture.
 	platforms := "PLATFORMS=linux-" + runtime.GOARCH
 	// The machine has no internet connection, so download everything that the commands need first.
@@ -182,7 +182,7 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 	upgrade := flags + operate.section("Upgrade static pods")
 
 	p.checkNoLogs()
-	stolen, err := p.joinLight(t.Context(), "stolen", p.on(p.first, "kubeadm", "token", "create", "--print-join-command")) // kube-controller-manager signs
+	stolen, err := p.joinLight(t.Context(), "stolen", p.on(p.first, "kubeadm", "token", "create", "--print-join-command")) // here kube-controller-manager signs
 	p.must(err)
 	paste(t, p.first, bin, clone, page.section("Create the rights")+page.section("Create the kubeconfig")+page.section("Run a static pod")+upgrade)
 	line := p.migrate(migration, "With static pods", bin, clone)
