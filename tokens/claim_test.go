@@ -129,7 +129,7 @@ func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
 // here.
 func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 	binds := map[string]bool{
-		"MaxNodes": false, "NodeNames": false, "Replaces": false, "Role": false, "Problem": false, // decide who may join
+		"MaxNodes": false, "NodeNames": false, "Replaces": false, "Role": false, "Problem": false, // these limits only decide who may join
 		"CertificateDuration": true, "Rejoin": true, "Rules": true, "Node": true,
 	}
 	all := tokens.Limits{

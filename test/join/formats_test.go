@@ -60,7 +60,7 @@ func TestJoinsByEveryFormat(t *testing.T) {
 		}},
 		{format: "cloud-config", taints: "kubejoin.io/joining:NoSchedule", make: cloudInit},
 	} {
-		name := test.format + "-node" // the Events of a node "script" look like tokens
+		name := test.format + "-node" // not just "script": the Events of such a node look like tokens
 		query := ""
 		switch {
 		case test.withoutKubeadm:
