@@ -8,11 +8,11 @@ import (
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 )
 
-// OwnerForm is the form of the text of an [Owner].
+// OwnerForm is the text form of an [Owner].
 const OwnerForm = "APIVERSION/KIND/NAME/UID"
 
 // An Owner is a cluster-scoped object that owns the Secret of a token. When the object is deleted, or has another UID,
-// Kubernetes deletes the token. The zero Owner means that there is none.
+// Kubernetes deletes the token. The zero Owner means that the token has no owner.
 type Owner struct{ APIVersion, Kind, Name, UID string }
 
 var (

@@ -24,7 +24,7 @@ const (
 // is NoSchedule. kubejoin removes it.
 const JoiningTaint = "kubejoin.io/joining"
 
-// NodeProperties are what a Node gets from the token that admits its machine. Two are equal if == says so.
+// NodeProperties are what a Node gets from the token that admits its machine. Compare two values with ==.
 type NodeProperties struct {
 	// Labels are KEY=VALUE, joined with commas and sorted. Empty means none.
 	Labels string `json:"labels,omitempty"`
@@ -78,7 +78,7 @@ func taintOf(text string) Taint {
 	return Taint{key, value, effect}
 }
 
-// SplitProperties returns what [JoinProperties] has joined.
+// SplitProperties returns the parts that [JoinProperties] has joined.
 func SplitProperties(joined string) []string {
 	if joined == "" {
 		return nil
