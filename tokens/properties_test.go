@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -33,5 +34,18 @@ func TestKubeletMaySet(t *testing.T) {
 		if got := tokens.KubeletMaySet(key); got != want {
 			t.Errorf("%s: got %v, want %v", key, got, want)
 		}
+	}
+}
+
+// A kubelet keeps its serving certificate. Catches a Node that registers again and waits for another one for months.
+func TestNodeThatRegistersAgainWaitsForNoCertificate(t *testing.T) {
+	want := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
+	claim := tokens.Claim{Node: "worker-1", TokenID: "abc123", Limits: tokens.Limits{Node: want}}
+	if got := claim.PastAfterRelease(time.Now(), 0).Node; got != want {
+		t.Errorf("released before the Node registered: got %+v, want %+v", got, want)
+	}
+	claim.NodeUID, want.ReadyAfter = "u1", ""
+	if got := claim.PastAfterRelease(time.Now(), 0).Node; got != want || claim.Remaining().Node != want {
+		t.Errorf("after the Node registered: got %+v and in Past %+v, want %+v", claim.Remaining().Node, got, want)
 	}
 }

@@ -41,13 +41,18 @@ func leftBy(l Limits) ReleasedClaim {
 	return p
 }
 
-// Remaining returns the limits that apply to the machine of the claim: the limits of the token, or for a released claim its
-// Past. Until is zero unless the claim is released.
+// Remaining returns the limits that apply to the machine of the claim: those of its token, or what a released claim has left.
+// Until is zero unless the claim is released. A machine whose Node has registered had what [NodeProperties.ReadyAfter] asks for,
+// and its kubelet keeps its serving certificate, so another Node of the machine does not wait.
 func (c Claim) Remaining() ReleasedClaim {
 	if c.Released() {
 		return c.Past
 	}
-	return leftBy(c.Limits)
+	p := leftBy(c.Limits)
+	if c.NodeUID != "" {
+		p.Node.ReadyAfter = ""
+	}
+	return p
 }
 
 // Active reports whether a certificate of the released claim may still be valid at the time now.
