@@ -5,11 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,12 +37,14 @@ type NodeCache struct {
 type cachedNode struct {
 	name, uid string
 	created   time.Time
+	joining   bool     // it has [tokens.JoiningTaint]
 	ready     [16]byte // its readyPeriod
 	hosts     []string // its name and addresses, in the form of approval.Host
 }
 
 func decodeNode(node *corev1.Node) (*cachedNode, error) {
-	return &cachedNode{node.Name, string(node.UID), node.CreationTimestamp.Time, readyPeriod(node), hostsOf(node)}, nil
+	joining := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tokens.JoiningTaint })
+	return &cachedNode{node.Name, string(node.UID), node.CreationTimestamp.Time, joining, readyPeriod(node), hostsOf(node)}, nil
 }
 
 // OpenNodes returns the Nodes of a cluster. The first use of the cache begins to watch them, until ctx ends. Most calls of
@@ -52,7 +56,9 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
 			Decode: decodeNode,
 			Groups: func(n *cachedNode) []string { return n.hosts },
 			// Compare the UID, too: the Node may have been deleted and created again between two watch events.
-			Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
+			Same: func(before, now *cachedNode) bool {
+				return before.uid == now.uid && before.ready == now.ready && before.joining == now.joining
+			},
 		})
 	})}
 }
@@ -115,5 +121,28 @@ func (n *NodeCache) Registered(ctx context.Context, name, uid string) (time.Time
 	return e.Value.created, nil
 }
 
-// Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
+// A Registration is a Node that exists, and when it was created.
+type Registration struct {
+	UID     string
+	Created time.Time
+}
+
+// Joining returns the Nodes with the taint [tokens.JoiningTaint] by name, from a cache that may lag. It waits until the cache
+// is filled or ctx ends.
+func (n *NodeCache) Joining(ctx context.Context) (map[string]Registration, error) {
+	cached, err := n.cache().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	all := map[string]Registration{}
+	for _, node := range cached {
+		if node.joining {
+			all[node.name] = Registration{node.uid, node.created}
+		}
+	}
+	return all, nil
+}
+
+// Watch sends a hint when a Node was created or deleted, or when its condition Ready or the taint [tokens.JoiningTaint] has
+// changed.
 func (n *NodeCache) Watch(ctx context.Context) <-chan struct{} { return n.cache().Watch(ctx) }

@@ -10,6 +10,7 @@ import (
 	"weak"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -55,7 +56,7 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 
 // A Node has 10 KB. Catches a cache that keeps the whole Node, or its list of addresses.
 func TestCacheKeepsNothingOfNode(t *testing.T) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Status: corev1.NodeStatus{
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: tokens.JoiningTaint}}}, Status: corev1.NodeStatus{
 		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: "worker-1"}},
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 	}}
@@ -65,7 +66,7 @@ func TestCacheKeepsNothingOfNode(t *testing.T) {
 	if whole.Value() != nil || addresses.Value() != nil {
 		t.Error("decoded Node keeps the object in memory")
 	}
-	want := &cachedNode{"worker-1", "u1", time.Time{}, cached.ready, []string{"10.0.0.1", "worker-1"}}
+	want := &cachedNode{"worker-1", "u1", time.Time{}, true, cached.ready, []string{"10.0.0.1", "worker-1"}}
 	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
 		t.Errorf("got %+v, want %+v", cached, want)
 	}
@@ -88,7 +89,7 @@ func TestRegisteredIsTimeOfThisNode(t *testing.T) {
 }
 
 // Catches a hint for each heartbeat, and a missing hint for a Node that was created again.
-func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
+func TestNodesHintChangesOfUIDReadyPeriodAndJoining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}
 		client := fake.NewClientset(node)
@@ -107,6 +108,8 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 			{"address", func() { node.Status.Addresses = []corev1.NodeAddress{{Address: "192.0.2.1"}} }, false},
 			{"Ready", func() { node.Status.Conditions = ready(1) }, true},
 			{"heartbeat", func() { node.Status.Conditions = ready(2) }, false},
+			{"another taint", func() { node.Spec.Taints = []corev1.Taint{{Key: "a"}} }, false},
+			{"taint of joining", func() { node.Spec.Taints = []corev1.Taint{{Key: "a"}, {Key: tokens.JoiningTaint}} }, true},
 			{"another UID", func() { node.UID = "u2" }, true},
 		} {
 			test.change()
@@ -121,6 +124,20 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 			if hint != test.hint {
 				t.Errorf("%s: got a hint: %t, want %t", test.name, hint, test.hint)
 			}
+		}
+	})
+}
+
+func TestJoiningReturnsNodesWithTaint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		created := metav1.NewTime(time.Now().Truncate(time.Second))
+		node := func(name, taint string) *corev1.Node {
+			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u", CreationTimestamp: created}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: taint}}}}
+		}
+		nodes := OpenNodes(t.Context(), fake.NewClientset(node("worker-1", tokens.JoiningTaint), node("worker-2", "node.kubernetes.io/not-ready")))
+		got := must.Value(nodes.Joining(t.Context()))(t)
+		if len(got) != 1 || got["worker-1"].UID != "u" || !got["worker-1"].Created.Equal(created.Time) {
+			t.Errorf("got %v, want worker-1, created %s", got, created)
 		}
 	})
 }
