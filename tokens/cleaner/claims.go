@@ -39,6 +39,9 @@ type Claims struct {
 	// RejoinWindow is how long a node may rejoin after its certificate has expired, see [tokens.Identity]. Zero means that
 	// nodes never rejoin.
 	RejoinWindow time.Duration
+	// Properties sets [tokens.NodeProperties]. Nil sets none. A claim has no NodeUID until its Node has them, so that
+	// another leader sets them if this one stops, and nobody sets them later.
+	Properties Properties
 	// NodesChanged sends hints until ctx ends, one after a Node or its Ready condition changes. It may be nil.
 	NodesChanged func(ctx context.Context) <-chan struct{}
 	// Sweep is the longest time between two lists of all claims; zero means one minute.
@@ -67,6 +70,7 @@ func (c Claims) Run(ctx context.Context) error {
 		Claims:   c,
 		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether the Node has registered.", "registered"),
 		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by reason: node_deleted, token_gone or left.", "reason"),
+		returned: map[string]bool{},
 	}
 	var hint <-chan struct{} // without Nodes nothing is urgent
 	if c.Node != nil {
@@ -92,6 +96,8 @@ type claimLoop struct {
 	Claims
 	count    *prometheus.GaugeVec
 	released *prometheus.CounterVec
+	// returned has the UIDs of Nodes that have what the Past of their claim asks for. Another leader looks at them again.
+	returned map[string]bool
 }
 
 func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
@@ -100,7 +106,8 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("list claims: %w", err)
 	}
 	next, errs := c.forget(ctx, claims)
-	identified := slices.DeleteFunc(slices.Clone(claims), func(claim tokens.Claim) bool { return !claim.Released() || !c.identifies(claim) })
+	released := slices.DeleteFunc(slices.Clone(claims), func(claim tokens.Claim) bool { return !claim.Released() })
+	identified := slices.DeleteFunc(slices.Clone(released), func(claim tokens.Claim) bool { return !c.identifies(claim) })
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
 	registered := 0
 	for _, claim := range claims {
@@ -110,7 +117,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 	}
 	c.count.WithLabelValues("true").Set(float64(registered))
 	c.count.WithLabelValues("false").Set(float64(len(claims) - registered))
-	if len(claims)+len(identified) == 0 || c.Node == nil {
+	if len(claims)+len(identified) == 0 && c.Properties == nil || c.Node == nil {
 		return c.timer(next), errors.Join(errs...)
 	}
 	records, err := c.Tokens.List(ctx)
@@ -122,6 +129,9 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 		if nodes, err = c.Nodes(ctx); err != nil {
 			return time.Time{}, fmt.Errorf("list nodes: %w", err)
 		}
+	}
+	if c.Properties != nil {
+		errs = append(errs, c.setProperties(ctx, released, claims, nodes)...)
 	}
 	for _, claim := range identified {
 		if c.Nodes == nil || nodes[claim.Node] == "" != (claim.Identity.NodeUID == "") {
@@ -208,11 +218,13 @@ func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next tim
 
 // clean updates or releases one claim. It reads the Node and the token live, because caches may lag.
 func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
-	uid, err := c.Node(ctx, claim.Node)
+	uid, done, err := c.node(ctx, claim)
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	switch {
+	case err == nil && !done:
+		return nil
 	case uid != "" && uid != claim.NodeUID:
 		// Either the Node has registered for the first time, or a machine with a certificate of the claim has registered it
 		// again. In both cases it is the Node of the claim.

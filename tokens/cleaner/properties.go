@@ -1,0 +1,82 @@
+package cleaner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Properties gives Nodes what their tokens ask for.
+type Properties interface {
+	// Joining returns the names of the Nodes with [tokens.JoiningTaint], from a cache that may lag.
+	Joining(ctx context.Context) ([]string, error)
+	// Set gives a Node what it wants and removes [tokens.JoiningTaint], or does nothing if the Node has to wait. done reports
+	// whether the Node has everything. uid is that of the Node, read live; it may be empty if done is false. The error wraps
+	// [tokens.ErrNotFound] if there is no such Node.
+	Set(ctx context.Context, node string, want tokens.NodeProperties) (uid string, done bool, err error)
+}
+
+// node reads the Node of a claim live. If the claim does not have its UID yet, node gives it what the token asks for, and
+// reports whether it has everything.
+func (c *claimLoop) node(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
+	want := claim.Remaining().Node
+	sets := c.Properties != nil && want != (tokens.NodeProperties{})
+	if !sets || claim.NodeUID != "" {
+		if uid, err = c.Node(ctx, claim.Node); !sets || err != nil || uid == claim.NodeUID {
+			return uid, true, err
+		}
+	}
+	return c.Properties.Set(ctx, claim.Node, want)
+}
+
+// setProperties sets the properties of Nodes that step does not register: of those that registered again after their claim was
+// released, and of all with [tokens.JoiningTaint]. A kubelet registers with that taint each time.
+func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens.Claim, nodes map[string]string) (errs []error) {
+	names, err := c.Properties.Joining(ctx)
+	if err != nil {
+		return []error{fmt.Errorf("list joining nodes: %w", err)}
+	}
+	joining := make(map[string]bool, len(names))
+	for _, name := range names {
+		joining[name] = true
+	}
+	set := func(claim tokens.Claim, wants bool) {
+		if wants {
+			errs = append(errs, c.set(ctx, claim.Node, claim.Remaining().Node))
+		}
+		delete(joining, claim.Node)
+	}
+	none := tokens.NodeProperties{}
+	for _, claim := range released {
+		uid := nodes[claim.Node]
+		set(claim, joining[claim.Node] || claim.Past.Node != none && uid != "" && !c.returned[uid])
+	}
+	for _, claim := range claims { // clean follows for those without the UID of a Node
+		set(claim, joining[claim.Node] && (claim.NodeUID != "" || claim.Limits.Node == none))
+	}
+	for _, name := range names {
+		if !joining[name] {
+			continue
+		}
+		switch _, err := c.Store.Get(ctx, name, tokens.Live); {
+		case errors.Is(err, tokens.ErrNotFound):
+			errs = append(errs, c.set(ctx, name, tokens.NodeProperties{}))
+		case err != nil:
+			errs = append(errs, fmt.Errorf("claim of node %s: %w", name, err))
+		}
+	}
+	return errs
+}
+
+func (c *claimLoop) set(ctx context.Context, node string, want tokens.NodeProperties) error {
+	uid, done, err := c.Properties.Set(ctx, node, want)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
+	}
+	if done && want != (tokens.NodeProperties{}) {
+		c.returned[uid] = true
+	}
+	return err
+}
