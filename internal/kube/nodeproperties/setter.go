@@ -1,0 +1,221 @@
+package nodeproperties
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
+	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	certificates "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	// attempts limits how often a patch is tried at once. Others change the taints of a Node that joins, so that it fails.
+	attempts = 3
+	// pause is how long a Node is not read again after a conflict, or without the right to patch it.
+	pause = 30 * time.Second
+	// named limits how many waiting Nodes the metric names.
+	named = 20
+)
+
+// A Setter gives Nodes what their tokens ask for. It is the [cleaner.Properties] of a cluster.
+type Setter struct {
+	client  kubernetes.Interface
+	nodes   *kubefacts.NodeCache
+	may     func() bool
+	log     *slog.Logger
+	waiting *prometheus.GaugeVec
+	// served has the requests for serving certificates. It begins to watch when the first Node waits for one.
+	served func() *kubecache.Cache[*certificates.CertificateSigningRequest, serving]
+	hints  tokens.Hints
+
+	mu      sync.Mutex
+	joining map[string]kubefacts.Registration // the Nodes with JoiningTaint
+	waits   map[string]wait                   // by Node
+}
+
+// A wait is a Node that waits.
+type wait struct {
+	Waits
+	paused time.Time // the Node is not read before
+}
+
+// A serving is a request for a serving certificate.
+type serving struct {
+	user   string
+	issued time.Time // zero if it was not issued
+}
+
+// Open returns a Setter. watch is the context of its watch of certificate requests, client patches Nodes, and may reports
+// whether kubejoin has the right. The client needs get and patch on nodes, and list and watch on certificatesigningrequests.
+func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache, may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
+	s := &Setter{client: client, nodes: nodes, may: may, log: log, waits: map[string]wait{}}
+	s.waiting = metrics.Gauge(registry, "kubejoin_joining_node_created_timestamp_seconds",
+		"When a Node was created that still has the taint kubejoin.io/joining, in Unix seconds, by what it waits for; at most 20 Nodes.", "node", "waits_for")
+	s.served = sync.OnceValue(func() *kubecache.Cache[*certificates.CertificateSigningRequest, serving] {
+		return kubecache.Open(watch, client, client.CertificatesV1().CertificateSigningRequests(), "spec.signerName="+certificates.KubeletServingSignerName, kubecache.Config[*certificates.CertificateSigningRequest, serving]{
+			What: "serving certificates",
+			Decode: func(r *certificates.CertificateSigningRequest) (serving, error) {
+				return serving{r.Spec.Username, Issued(r)}, nil
+			},
+			Groups: func(r serving) []string { return []string{r.user} },
+			Changed: func(_ string, r serving, _ error) {
+				if !r.issued.IsZero() {
+					s.hints.Send()
+				}
+			},
+		})
+	})
+	return s
+}
+
+// Issued returns when a request for the serving certificate of a kubelet was approved, if its certificate was issued. Otherwise
+// it returns the zero time.
+func Issued(r *certificates.CertificateSigningRequest) time.Time {
+	if r.Spec.SignerName != certificates.KubeletServingSignerName || len(r.Status.Certificate) == 0 {
+		return time.Time{}
+	}
+	at := r.CreationTimestamp.Time
+	for _, c := range r.Status.Conditions {
+		if c.Type == certificates.CertificateApproved && c.LastUpdateTime.After(at) {
+			at = c.LastUpdateTime.Time
+		}
+	}
+	return at
+}
+
+// Watch sends a hint when a kubelet has got a serving certificate, if a Node waits for one, and after [Setter.Permitted].
+func (s *Setter) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
+
+// Permitted makes the Nodes wait no longer that wait for the right to patch them.
+func (s *Setter) Permitted() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, w := range s.waits {
+		if w.For == ForRight {
+			w.paused = time.Time{}
+			s.waits[name] = w
+		}
+	}
+	s.hints.Send()
+}
+
+// Joining returns the names of the Nodes with [tokens.JoiningTaint], from a cache that may lag.
+func (s *Setter) Joining(ctx context.Context) ([]string, error) {
+	joining, err := s.nodes.Joining(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.joining = joining
+	maps.DeleteFunc(s.waits, func(name string, w wait) bool {
+		_, tainted := joining[name]
+		if !tainted {
+			s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
+		}
+		return !tainted && time.Now().After(w.paused)
+	})
+	return slices.Sorted(maps.Keys(joining)), nil
+}
+
+// Set gives a Node what it wants, unless it waits. It returns the UID of the Node and true if the Node now has everything. The
+// error wraps [tokens.ErrNotFound] if there is no such Node.
+func (s *Setter) Set(ctx context.Context, name string, want tokens.NodeProperties) (uid string, done bool, err error) {
+	s.mu.Lock()
+	cached, tainted := s.joining[name]
+	paused := s.waits[name].paused
+	s.mu.Unlock()
+	if time.Now().Before(paused) {
+		return "", false, nil
+	}
+	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(name, cached.Created)
+	if tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served { // the Node need not be read
+		s.wait(name, waitsForCertificate)
+		return "", false, nil
+	}
+	for attempt := 1; ; attempt++ {
+		node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", false, nodeError(name, err)
+		}
+		patch, waits := Plan(node, want, served && string(node.UID) == cached.UID)
+		if patch != nil && !s.may() {
+			waits = WaitsForRight
+		}
+		if waits != (Waits{}) {
+			s.wait(name, waits)
+			return "", false, nil
+		}
+		if patch != nil {
+			_, err = s.client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: tokens.OwnName})
+		}
+		switch {
+		case attempt < attempts && (apierrors.IsInvalid(err) || apierrors.IsConflict(err)): // perhaps its taints have changed
+		case err != nil:
+			s.wait(name, Waits{ForPatch, "the API server accepts the patch: " + err.Error()})
+			return "", false, nodeError(name, err)
+		default:
+			s.mu.Lock()
+			delete(s.waits, name)
+			s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
+			s.mu.Unlock()
+			if patch != nil {
+				s.log.Info("node has what its token asks for", "node", name, "labels", want.Labels, "taints", want.Taints)
+			}
+			return string(node.UID), true, nil
+		}
+	}
+}
+
+func nodeError(name string, err error) error {
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
+	}
+	return fmt.Errorf("properties of node %s: %w", name, err)
+}
+
+// wait records that a Node waits.
+func (s *Setter) wait(name string, w Waits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := wait{Waits: w}
+	if w.For == ForConflict || w.For == ForRight {
+		now.paused = time.Now().Add(pause)
+	}
+	before, known := s.waits[name]
+	s.waits[name] = now
+	if before.For == w.For {
+		return
+	}
+	s.log.Info("node waits", "node", name, "until", w.Text)
+	if known {
+		s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
+	}
+	if n, tainted := s.joining[name]; tainted && len(s.waits) <= named {
+		s.waiting.WithLabelValues(name, w.For).Set(float64(n.Created.Unix()))
+	}
+}
+
+// isServed reports whether the kubelet of a Node got a serving certificate after the Node was created. It does not wait until
+// the cache is filled: a hint follows.
+func (s *Setter) isServed(name string, created time.Time) bool {
+	requests := s.served()
+	if _, filled := requests.Len(); !filled {
+		return false
+	}
+	all, err := requests.Grouped(context.Background(), tokens.NodeUserPrefix+name)
+	return err == nil && slices.ContainsFunc(all, func(r serving) bool { return !r.issued.IsZero() && !r.issued.Before(created) })
+}

@@ -1,0 +1,205 @@
+package nodeproperties
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+// A cluster is a fake one with the Node worker-1, created at created.
+type cluster struct {
+	*Setter
+	client  *fake.Clientset
+	may     bool
+	created time.Time
+}
+
+func openCluster(t *testing.T, n *corev1.Node) *cluster {
+	c := &cluster{may: true, created: time.Now().Truncate(time.Second)}
+	n.CreationTimestamp = metav1.NewTime(c.created)
+	c.client = fake.NewClientset(n)
+	c.Setter = Open(t.Context(), c.client, kubefacts.OpenNodes(t.Context(), c.client), func() bool { return c.may }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	return c
+}
+
+// set returns the requests for Nodes that Set sends, its results, and what the metric shows that the Node waits for.
+func (c *cluster) set(t *testing.T, want tokens.NodeProperties) (calls string, done bool, waits string, err error) {
+	t.Helper()
+	synctest.Wait() // for the caches
+	must.Value(c.Joining(t.Context()))(t)
+	c.client.ClearActions()
+	_, done, err = c.Set(t.Context(), "worker-1", want)
+	synctest.Wait()
+	for _, a := range c.client.Actions() {
+		if a.GetResource().Resource == "nodes" {
+			calls += a.GetVerb() + " "
+		}
+	}
+	for _, reason := range []string{ForCertificate, ForConflict, ForPatch, ForRight} {
+		if testutil.ToFloat64(c.waiting.WithLabelValues("worker-1", reason)) == float64(c.created.Unix()) {
+			waits += reason
+		}
+	}
+	return strings.TrimSpace(calls), done, waits, err
+}
+
+func (c *cluster) serve(t *testing.T, name, user string, approved time.Time, issued bool) {
+	t.Helper()
+	r := &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(approved.Add(-time.Second))},
+		Spec:       certificates.CertificateSigningRequestSpec{SignerName: certificates.KubeletServingSignerName, Username: user},
+		Status:     certificates.CertificateSigningRequestStatus{Conditions: []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateApproved, LastUpdateTime: metav1.NewTime(approved)}}},
+	}
+	if issued {
+		r.Status.Certificate = []byte("certificate")
+	}
+	must.Value(c.client.CertificatesV1().CertificateSigningRequests().Create(t.Context(), r, metav1.CreateOptions{}))(t)
+}
+
+var waitsForCert = tokens.NodeProperties{Labels: "e=1", ReadyAfter: tokens.ReadyAfterServingCertificate}
+
+// Catches a taint that goes before the serving certificate, or because of a certificate of another machine, and reads of a Node
+// that waits for it.
+func TestSetWaitsForServingCertificate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCluster(t, node(nil, joining, notReady))
+		expect := func(when, wantCalls string, wantDone bool, wantWaits string) {
+			t.Helper()
+			if calls, done, waits, err := c.set(t, waitsForCert); calls != wantCalls || done != wantDone || waits != wantWaits || err != nil {
+				t.Errorf("%s: got %q, %t, %q, %v, want %q, %t, %q", when, calls, done, waits, err, wantCalls, wantDone, wantWaits)
+			}
+		}
+		expect("first", "", false, ForCertificate)
+		c.serve(t, "other", tokens.NodeUserPrefix+"worker-2", c.created.Add(time.Minute), true)
+		c.serve(t, "before", tokens.NodeUserPrefix+"worker-1", c.created.Add(-time.Minute), true)
+		c.serve(t, "approved", tokens.NodeUserPrefix+"worker-1", c.created.Add(time.Minute), false)
+		expect("other certificates", "", false, ForCertificate)
+		hints := c.Watch(t.Context())
+		<-hints
+		c.serve(t, "issued", tokens.NodeUserPrefix+"worker-1", c.created, true)
+		synctest.Wait()
+		select {
+		case <-hints:
+		default:
+			t.Error("no hint after the certificate")
+		}
+		expect("certificate", "get patch", true, "")
+		n := must.Value(c.client.CoreV1().Nodes().Get(t.Context(), "worker-1", metav1.GetOptions{}))(t)
+		if Joining(n) || n.Labels["e"] != "1" || len(n.Spec.Taints) != 1 {
+			t.Errorf("got labels %v, taints %v, want label e and the taint not-ready", n.Labels, n.Spec.Taints)
+		}
+		expect("nothing missing", "get", true, "")
+	})
+}
+
+// Catches a Node that is read again and again, and an error that a kubelet could cause at will: the loop would back off.
+func TestSetWaitsWithPauses(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*cluster, *corev1.Node)
+		mend   func(*cluster, *corev1.Node)
+		waits  string
+	}{
+		"label of the kubelet": {func(_ *cluster, n *corev1.Node) { n.Labels = map[string]string{"e": "2"} }, func(_ *cluster, n *corev1.Node) { n.Labels = nil }, ForConflict},
+		"no right":             {func(c *cluster, _ *corev1.Node) { c.may = false }, func(c *cluster, _ *corev1.Node) { c.may = true; c.Permitted() }, ForRight},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := node(nil, joining)
+			c := openCluster(t, n)
+			apply := func(change func(*cluster, *corev1.Node)) {
+				change(c, n)
+				must.Value(c.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}))(t)
+			}
+			apply(test.change)
+			want := tokens.NodeProperties{Labels: "e=1", ReadyAfter: tokens.ReadyAfterLabels}
+			for i, wantCalls := range []string{"get", ""} {
+				if calls, done, waits, err := c.set(t, want); calls != wantCalls || done || waits != test.waits || err != nil {
+					t.Errorf("%s, call %d: got %q, %t, %q, %v, want %q and %s", name, i, calls, done, waits, err, wantCalls, test.waits)
+				}
+			}
+			apply(test.mend)
+			if test.waits != ForRight { // Permitted ends the pause
+				time.Sleep(pause)
+			}
+			if calls, done, waits, err := c.set(t, want); calls != "get patch" || !done || waits != "" || err != nil {
+				t.Errorf("%s, mended: got %q, %t, %q, %v", name, calls, done, waits, err)
+			}
+		})
+	}
+}
+
+// Others change the taints of a Node that joins, at any time. Catches a Node that then waits for a backoff, and a patch without end.
+func TestSetRetriesPatch(t *testing.T) {
+	invalid := apierrors.NewGenericServerResponse(422, "patch", corev1.Resource("nodes"), "worker-1", "testing path /spec/taints", 0, true)
+	for name, test := range map[string]struct {
+		errs  []error // of the patches
+		calls string
+		want  error
+	}{
+		"taints changed once":   {[]error{invalid}, "get patch get patch", nil},
+		"taints change forever": {[]error{invalid, invalid, invalid}, "get patch get patch get patch", invalid},
+		"forbidden":             {[]error{apierrors.NewForbidden(corev1.Resource("nodes"), "worker-1", nil)}, "get patch", apierrors.NewForbidden(corev1.Resource("nodes"), "worker-1", nil)},
+		"deleted":               {[]error{apierrors.NewNotFound(corev1.Resource("nodes"), "worker-1")}, "get patch", tokens.ErrNotFound},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := openCluster(t, node(nil, joining))
+			errs := slices.Clone(test.errs)
+			c.client.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+				if len(errs) == 0 {
+					return false, nil, nil
+				}
+				err := errs[0]
+				errs = errs[1:]
+				return true, nil, err
+			})
+			calls, done, _, err := c.set(t, tokens.NodeProperties{Labels: "e=1"})
+			if calls != test.calls || done != (test.want == nil) || (err == nil) != (test.want == nil) || test.want == tokens.ErrNotFound && !errors.Is(err, test.want) {
+				t.Errorf("%s: got %q, %t, %v, want %q, %v", name, calls, done, err, test.calls, test.want)
+			}
+		})
+	}
+}
+
+// The metric names Nodes. Catches one that grows without limit, or that names a Node that is gone.
+func TestMetricNamesFewWaitingNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCluster(t, node(nil, joining))
+		for i := range 2 * named {
+			n := node(nil, joining)
+			n.Name = "other-" + string(rune('a'+i))
+			must.Value(c.client.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
+		}
+		synctest.Wait()
+		for _, name := range must.Value(c.Joining(t.Context()))(t) {
+			if _, done, err := c.Set(t.Context(), name, waitsForCert); done || err != nil {
+				t.Errorf("%s: %t, %v", name, done, err)
+			}
+		}
+		if n := testutil.CollectAndCount(c.waiting); n != named {
+			t.Errorf("got %d waiting Nodes, want %d", n, named)
+		}
+		must.OK(t, c.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "other-a"))
+		synctest.Wait()
+		must.Value(c.Joining(context.Background()))(t)
+		if n := testutil.CollectAndCount(c.waiting); n != named-1 {
+			t.Errorf("after a deletion: got %d waiting Nodes, want %d", n, named-1)
+		}
+	})
+}
