@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
+	"github.com/kubejoin/kubejoin/internal/kube/nodeproperties"
 	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -371,10 +372,21 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	if decides || enabled[CSRCleaner] {
 		controllers = append(controllers, c.csrControllers(authority))
 	}
+	properties := nodeproperties.Open(c.watch, c.working, c.nodes, c.patchesNodes.Load, c.log, c.registry)
 	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
-		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch,
+		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, Properties: properties,
+		NodesChanged: func(ctx context.Context) <-chan struct{} {
+			return loop.Either(ctx, c.nodes.Watch(ctx), properties.Watch(ctx))
+		},
 	})...)
-	c.goBackground(loop.Loop{Name: "node-right", Sweep: nodeRightEvery, Step: c.checkNodeRight, Logger: c.log, Registerer: c.registry}.Run)
+	c.goBackground(loop.Loop{Name: "node-right", Sweep: nodeRightEvery, Logger: c.log, Registerer: c.registry, Step: func(ctx context.Context) (time.Time, error) {
+		before := c.patchesNodes.Load()
+		next, err := c.checkNodeRight(ctx)
+		if !before && c.patchesNodes.Load() {
+			properties.Permitted()
+		}
+		return next, err
+	}}.Run)
 	c.runWhileLeading(controllers)
 	public, err := c.watchPublicAccess(c.config)
 	if err != nil {
