@@ -55,11 +55,13 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 	}
 }
 
-// Catches a deploy/revocation.yaml that is older than the chart.
-func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
-	want := manifests(both(t, "revocationPolicy: true", nil))
-	if got := read(t, "../../deploy/revocation.yaml"); len(got) == 0 || !bytes.Equal(got, want["revocation.yaml"]) {
-		t.Error("deploy/revocation.yaml differs from the chart: run make manifests")
+// Catches a file of an option that is older than the chart.
+func TestOptionsAreRenderedFromTheChart(t *testing.T) {
+	want := manifests(both(t, string(read(t, "testdata/options.yaml")), nil))
+	for _, file := range []string{"revocation.yaml", "node-properties.yaml", "joining-policy.yaml"} {
+		if got := read(t, "../../deploy/"+file); len(got) == 0 || !bytes.Equal(got, want[file]) {
+			t.Errorf("deploy/%s differs from the chart: run make manifests", file)
+		}
 	}
 }
 
