@@ -436,6 +436,11 @@ func TestExplain(t *testing.T) {
 			state: api.Joined, since: before(2*time.Hour + time.Minute),
 			sentence: "joined 3 h ago, Ready since 2 h ago",
 		},
+		"joined, and waits": {
+			facts: explain.Facts{Object: node("True", ""), Claim: labeled("u"), Joining: true, Waits: "its kubelet gets a serving certificate"},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; no pods run on it without a toleration of its taint kubejoin.io/joining; for what its token asks for, it waits until its kubelet gets a serving certificate",
+		},
 		"claimed and deleted": {
 			facts: explain.Facts{Claim: func() *tokens.Claim { c := claim("abcdef"); c.NodeUID = "u"; return c }(), ClusterInfo: signed},
 			state: explain.NodeDeleted, since: before(10 * time.Minute),

@@ -32,6 +32,10 @@ type Facts struct {
 	Turn *api.TurnEvidence
 	// Revocation is the revocation of the node; nil if there is none.
 	Revocation *api.RevocationEvidence
+	// Joining reports whether the Node has the taint [tokens.JoiningTaint]. Waits continues "it waits until"; it is empty if the
+	// Node has what its token asks for.
+	Joining bool
+	Waits   string
 	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
 }

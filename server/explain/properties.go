@@ -4,10 +4,21 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// properties adds what the Node will get from the token of the claim, until it has registered.
+// properties adds what the Node will get from the token of the claim, until it has registered, and why it does not have it.
 func (v *view) properties() {
+	v.gets()
+	if v.Joining {
+		v.e.Sentence += "; no pods run on it without a toleration of its taint " + tokens.JoiningTaint
+	}
+	if v.Waits != "" {
+		v.e.Sentence += "; for what its token asks for, it waits until " + v.Waits
+	}
+}
+
+func (v *view) gets() {
 	c := v.e.Evidence.Claim
 	if c == nil || c.NodeUID != "" {
 		return

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -18,6 +21,7 @@ import (
 	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
@@ -149,6 +153,57 @@ func TestUnreadableRequestIsAnError(t *testing.T) {
 	} {
 		if _, err := test.requests.Explain(t.Context(), "csr-1", test.object); !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v, want %v", name, err, test.want)
+		}
+	}
+}
+
+// Catches an explanation that names the wrong reason why a Node waits, or one for a Node that does not wait.
+func TestFindsWhatNodeWaitsFor(t *testing.T) {
+	created := metav1.NewTime(time.Now().Truncate(time.Second))
+	want := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
+	claim := func(uid string) tokens.Claim {
+		return tokens.Claim{Node: "worker-1", TokenID: "abcdef", NodeUID: uid, Limits: tokens.Limits{Node: want}}
+	}
+	serving := func(at metav1.Time) []object {
+		return []object{{
+			ObjectMeta: metav1.ObjectMeta{CreationTimestamp: at},
+			Spec:       certificates.CertificateSigningRequestSpec{SignerName: certificates.KubeletServingSignerName, Username: tokens.NodeUserPrefix + "worker-1"},
+			Status:     certificates.CertificateSigningRequestStatus{Certificate: []byte("c")},
+		}}
+	}
+	failed := []failedwrites.Write{{Verb: "patch", Resource: "nodes", Message: "webhook down"}}
+	for name, test := range map[string]struct {
+		claim   tokens.Claim
+		joining bool
+		label   string
+		served  []object
+		right   bool
+		failed  []failedwrites.Write
+		want    string
+	}{
+		"no certificate":         {claim: claim(""), joining: true, right: true, want: "its kubelet gets a serving certificate"},
+		"certificate before":     {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-time.Second))), want: "its kubelet gets a serving certificate"},
+		"certificate":            {claim: claim(""), joining: true, right: true, served: serving(created), want: "kubejoin has patched it"},
+		"no right":               {claim: claim(""), joining: true, served: serving(created), want: "kubejoin may patch Nodes"},
+		"patch fails":            {claim: claim(""), joining: true, right: true, served: serving(created), failed: failed, want: "webhook down"},
+		"label":                  {claim: claim(""), right: true, label: "c", want: "its label a is gone"},
+		"has everything":         {claim: claim("u"), right: true},
+		"registered, then label": {claim: claim("u"), right: true, label: "c"},
+		"registered again":       {claim: claim("u0"), joining: true, right: true, want: "kubejoin has patched it"},
+		"released":               {claim: tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Node: want}}, right: true},
+		"no claim, taint":        {joining: true, right: true, want: "kubejoin has patched it"},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u", CreationTimestamp: created, Labels: map[string]string{"x": "y"}}}
+		if test.joining {
+			node.Spec.Taints = []corev1.Taint{{Key: tokens.JoiningTaint}}
+		}
+		if test.label != "" {
+			node.Labels["a"] = test.label
+		}
+		g := &gathering{object: node, known: test.claim, served: test.served, patches: test.right, facts: explain.Facts{Node: "worker-1", Leader: &api.LeaderEvidence{}, FailedWrites: test.failed}}
+		g.properties()
+		if got := g.facts.Waits; !strings.Contains(got, test.want) || got == "" != (test.want == "") || g.facts.Joining != test.joining {
+			t.Errorf("%s: waits until %q, joining %t, want %q", name, got, g.facts.Joining, test.want)
 		}
 	}
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
+	"github.com/kubejoin/kubejoin/internal/kube/nodeproperties"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
@@ -113,6 +115,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	if err := ctx.Err(); err != nil {
 		return explain.Facts{}, err
 	}
+	g.properties()
 	if g.failure != nil {
 		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.failure)
 	}
@@ -126,7 +129,11 @@ type gathering struct {
 	mu      sync.Mutex
 	facts   explain.Facts
 	latest  []object // the newest requests, decided or not, that can matter to the explanation
-	failure error    // errors, other than forbidden, of the facts that every explanation needs
+	object  *corev1.Node
+	known   tokens.Claim // of the name, released or not
+	served  []object     // all requests; some may have a serving certificate
+	patches bool         // whether kubejoin may patch Nodes
+	failure error        // errors, other than forbidden, of the facts that every explanation needs
 }
 
 // all reads facts concurrently, each with its own timeout.
@@ -176,8 +183,39 @@ func (g *gathering) node(ctx context.Context) error {
 			found.Ready, found.Reason, found.Message, found.Since = string(c.Status), c.Reason, c.Message, c.LastTransitionTime.Time
 		}
 	}
-	g.set(func(f *explain.Facts) { f.Object = found })
+	g.set(func(f *explain.Facts) { f.Object, g.object = found, n })
 	return nil
+}
+
+// properties sets what the Node waits for, from the facts that were read.
+func (g *gathering) properties() {
+	f := &g.facts
+	unread := func(u api.UnreadFact) bool { return u.Fact == explain.FactClaim || u.Fact == explain.FactRequests }
+	if g.object == nil || slices.ContainsFunc(f.Unread, unread) {
+		return
+	}
+	f.Joining = nodeproperties.Joining(g.object)
+	if !f.Joining && (g.known.Node == "" || g.known.Released() || g.known.NodeUID != "") {
+		return
+	}
+	served := slices.ContainsFunc(g.served, func(r object) bool {
+		at := nodeproperties.Issued(r)
+		return r.Spec.Username == tokens.NodeUserPrefix+f.Node && !at.IsZero() && !at.Before(g.object.CreationTimestamp.Time)
+	})
+	patch, waits := nodeproperties.Plan(g.object, g.known.Remaining().Node, served)
+	switch {
+	case waits.Text != "":
+		f.Waits = waits.Text
+	case patch != nil && f.Leader != nil && !g.patches:
+		f.Waits = nodeproperties.WaitsForRight.Text
+	case patch != nil:
+		f.Waits = "kubejoin has patched it, which takes seconds"
+		for _, w := range f.FailedWrites {
+			if w.Verb == "patch" && w.Resource == "nodes" {
+				f.Waits = "kubejoin can patch Nodes, which failed at " + w.At.Format(time.RFC3339) + ": " + w.Message
+			}
+		}
+	}
 }
 
 func (g *gathering) claim(ctx context.Context) error {
@@ -192,7 +230,7 @@ func (g *gathering) claim(ctx context.Context) error {
 		return err
 	}
 	g.set(func(f *explain.Facts) {
-		f.Identity = c.Identity
+		f.Identity, g.known = c.Identity, c
 		if !c.Released() {
 			f.Claim = &c
 		}
@@ -306,6 +344,9 @@ func (g *gathering) leader(ctx context.Context) error {
 	if g.Now != nil {
 		now = g.Now
 	}
-	g.set(func(f *explain.Facts) { f.Leader, f.FailedWrites = l, failedwrites.Of(lease, now()) })
+	g.set(func(f *explain.Facts) {
+		f.Leader, f.FailedWrites = l, failedwrites.Of(lease, now())
+		g.patches = lease.Annotations[leader.NodePropertiesAnnotation] != ""
+	})
 	return nil
 }

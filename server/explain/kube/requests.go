@@ -45,7 +45,7 @@ func (g *gathering) requests(ctx context.Context) error {
 		for _, o := range found {
 			f.Requests = append(f.Requests, request(o))
 		}
-		g.latest = g.newest(found)
+		g.latest, g.served = g.newest(found), found
 	})
 	return nil
 }
