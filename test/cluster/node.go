@@ -84,8 +84,8 @@ func (c *Cluster) StartNodeWith(name string, kubeletConf []byte, args []string) 
 // from binaries. It does not wait, and needs root.
 //
 // A kubelet before Kubernetes 1.38 makes only keys on P-256. With keyPEM, the kubelet uses this key for its client
-// certificate, and does not renew the certificate.
-func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string, keyPEM []byte) (*Node, error) {
+// certificate, and does not renew the certificate. The given flags follow the usual ones of the kubelet.
+func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string, keyPEM []byte, flags ...string) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
 		return nil, err
@@ -101,9 +101,9 @@ func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string, keyPEM []byte) 
 	); err != nil {
 		return nil, err
 	}
-	return c.startNode(name, dir, "alone", []string{
+	return c.startNode(name, dir, "alone", append([]string{
 		"--hostname-override=" + name, "--container-runtime-endpoint=unix://" + filepath.Join(dir, "cri.sock"),
-	})
+	}, flags...))
 }
 
 // writeKubeletConfig writes the configuration of a kubelet without kubeadm.
