@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/signer"
@@ -612,6 +613,17 @@ var diagnoses = map[string]struct {
 	"Node without a kubelet": {func(_ *testing.T, f *Facts) {
 		f.Nodes[0].Status.Conditions, f.Nodes[0].CreationTimestamp.Time = nil, noon.Add(-time.Hour)
 	}, []string{"node-not-ready: it never reported"}},
+	"Node waits for the right": {func(_ *testing.T, f *Facts) {
+		f.join(11 * time.Minute)
+		f.Lease.Annotations = nil
+	}, []string{"node-joining: kubectl apply -f deploy/node-properties.yaml"}},
+	"Node waits for its certificate": {func(_ *testing.T, f *Facts) {
+		f.join(11 * time.Minute)
+		r := request(certificates.KubeletServingSignerName, noon.Add(-20*time.Minute)) // of an earlier Node
+		r.Spec.Username, r.Status.Certificate = "system:node:worker-1", []byte("c")
+		f.requests(r)
+	}, []string{"node-joining: gets a serving certificate"}},
+	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9 * time.Minute) }, nil},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {
 			f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i)}})
@@ -951,4 +963,11 @@ func TestDryRunFindsWebhooksThatAreDown(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, want %d and an error with %q", text, r.Refused, err, want.refused, want.unreadBy)
 		}
 	}
+}
+
+// join gives the first Node the taint of joining since some time, and the Lease the right to patch Nodes.
+func (f *Facts) join(since time.Duration) {
+	f.Nodes[0].CreationTimestamp.Time = noon.Add(-since)
+	f.Nodes[0].Spec.Taints = []corev1.Taint{{Key: tokens.JoiningTaint, Effect: corev1.TaintEffectNoSchedule}}
+	f.Lease.Annotations = map[string]string{leader.NodePropertiesAnnotation: "true"}
 }

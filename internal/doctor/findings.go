@@ -79,5 +79,6 @@ var Findings = map[string]Known{
 	"kubejoin-not-ready":   {Error, "checks of `/readyz` fail", "`curl -k URL/readyz?verbose`"},
 	// nodes
 	"node-not-ready": {Warning, "a Node is not Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
+	"node-joining":   {Warning, "a Node has the taint `kubejoin.io/joining` for 10 minutes, so that no pods run on it", "`kubejoin explain NODE`"},
 	"csr-pending":    {Warning, "a request of a kubelet waits for 30 s", "`kubejoin explain --csr NAME`"},
 }

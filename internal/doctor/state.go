@@ -1,11 +1,15 @@
 package doctor
 
 import (
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
+	"github.com/kubejoin/kubejoin/internal/kube/nodeproperties"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -94,12 +98,17 @@ func checkWrites(f *Facts) []Finding {
 // How long a Node may be not Ready, and a request may wait, before the doctor reports a finding.
 const (
 	notReadyFor = 10 * time.Minute
+	joiningFor  = 10 * time.Minute
 	pendingFor  = 30 * time.Second
 )
 
 func checkNodes(f *Facts) []Finding {
 	var all []Finding
 	for _, node := range f.Nodes {
+		if nodeproperties.Joining(&node) && f.Time.Sub(node.CreationTimestamp.Time) >= joiningFor {
+			all = append(all, found("node-joining", "kubejoin explain "+safetext.Quote(node.Name), "Node %s has the taint %s since %s: it waits until %s",
+				node.Name, tokens.JoiningTaint, node.CreationTimestamp.UTC().Format(time.RFC3339), f.joiningUntil(&node)))
+		}
 		since, why := node.CreationTimestamp.Time, "it never reported"
 		ready := false
 		for _, c := range node.Status.Conditions {
@@ -114,6 +123,20 @@ func checkNodes(f *Facts) []Finding {
 			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or if its machine is gone, delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
 	}
 	return all
+}
+
+// joiningUntil returns what a Node with the taint waits for. doctor reads no claims, so it does not know whether the Node needs a
+// serving certificate.
+func (f *Facts) joiningUntil(node *corev1.Node) string {
+	switch {
+	case f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] == "":
+		return nodeproperties.WaitsForRight.Text
+	case !slices.ContainsFunc(f.Requests, func(r certificates.CertificateSigningRequest) bool {
+		return r.Spec.Username == tokens.NodeUserPrefix+node.Name && !nodeproperties.Issued(&r).Before(node.CreationTimestamp.Time)
+	}):
+		return "its kubelet gets a serving certificate, if its token asks for one"
+	}
+	return "it has what its token asks for"
 }
 
 func checkRequests(f *Facts) []Finding {
