@@ -446,6 +446,11 @@ var diagnoses = map[string]struct {
 	"no policy": {func(_ *testing.T, f *Facts) {
 		f.Missing = []string{"ValidatingAdmissionPolicy kubejoin-secrets", "ValidatingAdmissionPolicyBinding kubejoin-secrets"}
 	}, []string{"admission-policy-missing", "admission-policy-missing"}},
+	"no policy of Nodes, and no right": {func(_ *testing.T, f *Facts) { f.Missing = []string{"ValidatingAdmissionPolicyBinding " + nodePolicy} }, nil},
+	"no policy of Nodes": {func(_ *testing.T, f *Facts) {
+		f.Missing = []string{"ValidatingAdmissionPolicyBinding " + nodePolicy}
+		f.Lease.Annotations = map[string]string{leader.NodePropertiesAnnotation: "true"}
+	}, []string{"node-policy-missing: kubectl apply -f deploy/node-properties.yaml"}},
 	"no rights": {func(_ *testing.T, f *Facts) { f.RoleBindings = nil }, []string{"rights-missing: more", "join-rights-missing", "join-rights-missing"}},
 	"one right missing": {func(_ *testing.T, f *Facts) {
 		f.Roles = slices.DeleteFunc(f.Roles, func(r rbacv1.Role) bool { return r.Namespace == "kubejoin-system" && r.Rules[0].Verbs[0] == "update" })

@@ -43,6 +43,7 @@ var Findings = map[string]Known{
 	"service-account-missing":  {Warning, "no service account `kubejoin`", "`kubectl apply -f deploy/manifests`"},
 	"rights-missing":           {Error, "the service account lacks rights of `deploy/manifests`", "`kubectl apply -f deploy/manifests`"},
 	"admission-policy-missing": {Warning, "nothing limits kubejoin's writes of Secrets", "`kubectl apply -f deploy/manifests`"},
+	"node-policy-missing":      {Warning, "kubejoin may patch Nodes, and nothing limits it to labels and taints", "`kubectl apply -f deploy/node-properties.yaml`"},
 	"writes-fail":              {Error, "the API server does not accept a write of kubejoin, for example because a webhook is down", "`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`"},
 	"kubejoin-not-running":     {Error, "no kubejoin holds the Lease `kubejoin-system/kubejoin`", "`kubejoin serve`"},
 	// tokens

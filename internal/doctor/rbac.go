@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -19,6 +20,7 @@ const (
 	nodeClient        = "certificatesigningrequests/nodeclient"
 	selfNodeClient    = "certificatesigningrequests/selfnodeclient"
 	nodesGroup        = "system:nodes"
+	nodePolicy        = "kubejoin-node-properties" // of deploy/node-properties.yaml
 )
 
 // inGroups returns a function that reports whether a subject is one of the groups, or the group of all authenticated users.
@@ -214,11 +216,17 @@ func checkRights(f *Facts) []Finding {
 func checkObjects(f *Facts) []Finding {
 	var all []Finding
 	for _, object := range f.Missing {
-		switch kind, name, _ := strings.Cut(object, " "); kind {
-		case "Namespace":
+		kind, name, _ := strings.Cut(object, " ")
+		switch {
+		case name == nodePolicy:
+			if f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] != "" {
+				all = append(all, found("node-policy-missing", "kubectl apply -f deploy/node-properties.yaml",
+					"there is no %s %s, so a stolen credential of kubejoin can relabel and evict every Node", kind, name))
+			}
+		case kind == "Namespace":
 			all = append(all, found("namespace-missing", "kubectl create namespace "+name,
 				"there is no namespace %s, so kubejoin has no claims of node names, and every request with a limited token waits", name))
-		case "ServiceAccount":
+		case kind == "ServiceAccount":
 			all = append(all, found("service-account-missing", applyManifests, "there is no service account %s/%s", kubejoinNamespace, name))
 		default:
 			all = append(all, found("admission-policy-missing", applyManifests,

@@ -226,7 +226,7 @@ func (r *reading) roles(ctx context.Context) error {
 // objects looks for the objects of the manifests.
 func (r *reading) objects(ctx context.Context) error {
 	policies := r.client.AdmissionregistrationV1()
-	for _, object := range manifests().objects {
+	for _, object := range slices.Concat(manifests().objects, []string{"ValidatingAdmissionPolicy " + nodePolicy, "ValidatingAdmissionPolicyBinding " + nodePolicy}) {
 		kind, name, _ := strings.Cut(object, " ")
 		var err error
 		switch kind {
