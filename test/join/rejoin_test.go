@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -124,15 +125,19 @@ func commandsOfPage(t *testing.T, s *harness.Site, heading string) string {
 // TestExpiredKubeletComesBack stops a real kubelet until its certificate has expired, and runs one command. After that, the
 // kubelet must be the same Node with the same pods. It repeats this with rejoin.sh and with the commands of docs/rejoin.md.
 // kubejoin must refuse an earlier copy of the disk, with an Event. Then a machine without a disk boots three times with its
-// bound key.
+// bound key. The Node keeps its labels, and kubejoin sets those of the token only once.
 func TestExpiredKubeletComesBack(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{}, "--cluster-signing-duration=3m", "--rejoin-window=720h", "--rejoin-budget=20")
+	s := harness.PrepareSite(t, cluster.Options{}, "--cluster-signing-duration=3m", "--rejoin-window=720h", "--rejoin-budget=20")
+	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/node-properties.yaml"))
+	s.Start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	args, _ := s.JoinArgs(t, "?maxNodes=1")
+	args, _ := s.JoinArgs(t, "?maxNodes=1&nodeLabels=tenant%3Da")
 	node := must.Value(s.Join(ctx, "worker-1", args))(t)
+	waitRecorded(t, s, "worker-1", waitProperties(t, s, "worker-1", tokens.NodeProperties{Labels: "tenant=a"}).UID)
+	s.RunKubectl(t, "label", "node", "worker-1", "tenant-")
 	m := newOffMachine(t, s, node)
 	if _, err := s.Client().CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err) // needed because no kube-controller-manager runs
@@ -161,6 +166,9 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	must.OK(t, m.WaitKubelet(ctx, "unable to load bootstrap kubeconfig"))
 	stop()
 	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", url)
+	if n := must.Value(getNode(t, s, "worker-1"))(t); n.Labels["tenant"] != "" {
+		t.Errorf("after the rejoin, got labels %v, want no tenant: a person has removed it", n.Labels)
+	}
 
 	// Repeat this with the script.
 	stop()
