@@ -27,8 +27,8 @@ func revokeCommand() *cobra.Command {
 		Long: `Lock out a node, one certificate, or all nodes of a token. NODE revokes every certificate
 of a node, from any issuer, except those that kubejoin issues afterwards. So the machine
 can join again with a token. The command names the token that admitted it, if that still
-works: delete it, because a thief has it, too. To revoke a node that has come back, run the
-command again.
+works, or up to five tokens that may be it: delete it, because a thief has it, too. To revoke
+a node that has come back, run the command again.
 
 Revoked certificates cannot renew and cannot use kubejoin. kube-apiserver refuses them
 only if you set that up: see 'kubejoin authorization-config --help' and

@@ -76,6 +76,7 @@ var remedies = []remedy{
 	{"signer/revocation/desk/desk.go", "cannot read now when the last certificate ends", "TestRevokeReportsEachFailedCall"},
 	{"signer/revocation/desk/desk.go", "the token that admitted the node, if 'kubejoin token list -o wide' has it", "TestRevokeNodeWarns"},
 	{"signer/revocation/desk/desk.go", "which admitted the node, still works", "TestRevokeNodeWarns"},
+	{"signer/revocation/desk/desk.go", "delete those that the machine may have", "TestRevokeNodeWarns"},
 	{"signer/revocation/desk/desk.go", "is revoked, and a release gives its slot back", "TestCheckRelease"},
 	{"signer/revocation/desk/desk.go", "if machines on it were destroyed", "TestRevokeTokenMakesItUnusableFirst"},
 	{"signer/rotation/clusterstore/clusterstore.go", "if you began no rotation", "TestOnlySecretHasTheState"},

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -180,7 +181,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 		}
 	}
 	if err == nil && r.Node != "" {
-		result.Warnings = slices.Concat(result.Warnings, d.tokenWarnings(ctx, r.Node, known), d.nodeWarnings(ctx, r.Node))
+		result.Warnings = slices.Concat(result.Warnings, d.tokenWarnings(ctx, r.Node, known, unknown), d.nodeWarnings(ctx, r.Node))
 	}
 	return result, err
 }
@@ -245,34 +246,45 @@ func (d *Revoker) entryOf(ctx context.Context, r Order) (e revocation.Entry, err
 	return e, err
 }
 
-// tokenWarnings warns of each token that admitted a node and still admits machines. issued has certificates of the node.
-func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate) (warnings []string) {
-	claim, working, err := d.admittedBy(ctx, node, issued)
-	if err != nil {
-		return []string{"kubejoin cannot read the tokens now: delete the token that admitted the node, if 'kubejoin token list -o wide' has it"}
-	}
+// maxGuesses is how many tokens tokenWarnings names if it does not know which one admitted a node.
+const maxGuesses = 5
+
+// tokenWarnings warns of each token that admitted a node and still admits machines. issued has certificates of the node;
+// unknown is why they could not be read.
+func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate, unknown error) (warnings []string) {
+	claim, working, guessed, err := d.admittedBy(ctx, node, issued)
+	var guesses []string
 	for _, record := range working {
-		if id := record.Token.ID(); !record.Spent() || claim.TokenID == id && claim.NodeUID == "" {
+		switch id := record.Token.ID(); {
+		case guessed:
+			guesses = append(guesses, id)
+		case !record.Spent() || claim.TokenID == id && claim.NodeUID == "":
 			warnings = append(warnings, fmt.Sprintf("token %[1]s, which admitted the node, still works, and the machine may have it; run: kubejoin token delete %[1]s; to revoke all its nodes: kubejoin revoke --token %[1]s", id))
 		}
+	}
+	if len(guesses) > 0 {
+		warnings = append(warnings, fmt.Sprintf("kubejoin does not know which token admitted the node; it may be one of: %s; with 'kubejoin token delete', delete those that the machine may have", strings.Join(guesses, ", ")))
+	}
+	if cmp.Or(err, unknown) != nil {
+		warnings = append(warnings, "kubejoin cannot read now which tokens admitted the node: delete the token that admitted the node, if 'kubejoin token list -o wide' has it")
 	}
 	return warnings
 }
 
-// admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and
-// can authenticate. issued are certificates of the node. admittedBy reads each token live, because a list may lag
-// behind a deletion.
-func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, err error) {
+// admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
+// authenticate. issued has certificates of the node. If nothing names a token, it guesses: working then has up to
+// maxGuesses tokens without a node limit. It reads each token live, because a list may lag behind a deletion.
+func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, guessed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	if d.Claims != nil {
 		if claim, err = d.Claims.Get(ctx, node, tokens.Live); err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			return claim, nil, err
+			return claim, nil, false, err
 		}
 	}
 	all, err := d.Tokens.List(ctx)
 	if err != nil {
-		return claim, nil, err
+		return claim, nil, false, err
 	}
 	ids := map[string]bool{claim.TokenID: true, claim.Identity.TokenID: true}
 	for _, record := range all {
@@ -283,20 +295,27 @@ func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocati
 	for _, c := range issued {
 		ids[c.TokenID] = true
 	}
-	for _, id := range slices.Sorted(maps.Keys(ids)) {
-		if tokens.CheckID(id) != nil {
-			continue
+	maps.DeleteFunc(ids, func(id string, _ bool) bool { return tokens.CheckID(id) != nil })
+	guessed = len(ids) == 0
+	for _, record := range all {
+		if guessed && record.Limits.NodeLimit() == 0 && record.Limits.AllowsName(node) { // with a limit, it counts its nodes
+			ids[record.Token.ID()] = true
 		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		record, err := d.Tokens.Get(ctx, id, tokens.Live)
 		switch {
 		case errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrMalformed):
 		case err != nil:
-			return claim, nil, err
+			return claim, nil, guessed, err
 		case record.Authentication && !record.Expired(time.Now()) && record.ProblemText() == "":
 			working = append(working, record)
 		}
+		if guessed && len(working) == maxGuesses {
+			break
+		}
 	}
-	return claim, working, nil
+	return claim, working, guessed, nil
 }
 
 // CheckRelease refuses to release the name of a revoked node if the release frees a slot of a token that still works.
@@ -314,7 +333,7 @@ func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	case err != nil:
 		return listError(err)
 	}
-	claim, working, err := d.admittedBy(ctx, node, nil)
+	claim, working, _, err := d.admittedBy(ctx, node, nil)
 	if err != nil {
 		return refusal(err)
 	}

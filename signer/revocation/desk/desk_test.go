@@ -659,10 +659,27 @@ func TestRevokeNodeWarns(t *testing.T) {
 		must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), "worker-3", func(c *tokens.Claim) error { c.NodeUID = tokens.ByCertificate; return nil }))(t)
 		warns("spent", "worker-3", "")
 		s.Tokens = storetest.Fail(errAway, "Store.List").Store(s.db)
-		warns("tokens away", "worker-2", "cannot read the tokens now")
+		warns("tokens away", "worker-2", "cannot read now which tokens admitted the node")
 		s.Tokens = s.db
-		for _, token := range []tokens.Token{free, rack} {
-			must.OK(t, s.db.Delete(t.Context(), must.Value(s.db.Get(t.Context(), token.ID(), tokens.Live))(t)))
+		kept := s.IssuanceRecord
+		s.join(t, free, "worker-4")
+		s.IssuanceRecord = noRecord{}
+		warns("record away", "worker-4", "cannot read now which tokens admitted the node")
+		s.IssuanceRecord = nil
+		guess := "does not know which token admitted the node; it may be one of: "
+		warns("not recorded", "worker-1", guess+free.ID()+";")
+		warns("not recorded", "worker-2", works(rack))
+		var ids []string
+		for range 6 {
+			ids = append(ids, s.token(t, tokens.Limits{NodeNames: []string{"many-*"}}).ID())
+		}
+		slices.Sort(ids)
+		must.OK(t, s.db.Delete(t.Context(), must.Value(s.db.Get(t.Context(), free.ID(), tokens.Live))(t)))
+		warns("only other names", "worker-1", "")
+		warns("six tokens", "many-1", guess+strings.Join(ids[:5], ", ")+";")
+		s.IssuanceRecord, ids = kept, append(ids, rack.ID())
+		for _, id := range ids {
+			must.OK(t, s.db.Delete(t.Context(), must.Value(s.db.Get(t.Context(), id, tokens.Live))(t)))
 		}
 		warns("without a cluster", "worker-1", "")
 		warns("without a cluster", "worker-2", "")
