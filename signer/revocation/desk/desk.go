@@ -318,9 +318,9 @@ func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocati
 	return claim, working, guessed, nil
 }
 
-// CheckRelease refuses to release the name of a revoked node if the release frees a slot of a token that still works.
-// It allows the release of a claim that was made after the revocation, by a machine that has joined again. The error is
-// a [*tokens.Refusal].
+// CheckRelease refuses to release the name of a revoked node if that gives a slot back to a token that still works. A claim that was
+// made after the revocation is that of a machine that came back. A malformed entry does not say when the node was revoked. The
+// error is a [*tokens.Refusal].
 func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	key, err := revocation.NodeKey(node)
 	if err != nil {
@@ -339,7 +339,7 @@ func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
 	}
 	for _, record := range working {
 		id, held := record.Token.ID(), !claim.Released()
-		if held && claim.TokenID == id && !claim.Created.Truncate(time.Second).After(e.Since) || !held && slices.Contains(record.Nodes, node) {
+		if held && claim.TokenID == id && (e.Malformed != nil || !claim.Created.Truncate(time.Second).After(e.Since)) || !held && slices.Contains(record.Nodes, node) {
 			return &tokens.Refusal{Reason: TokenWorks, Message: fmt.Sprintf("node %s is revoked, and a release gives its slot back to token %s, which the machine may have; before it, run: kubejoin token delete %s", node, id, id)}
 		}
 	}

@@ -717,6 +717,13 @@ func TestCheckRelease(t *testing.T) {
 		check("not revoked", false)
 		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
 		check("revoked", true)
+		var stored []byte
+		write := func(value []byte) {
+			must.OK(t, s.db.Revocations().Update(t.Context(), "worker-1", func(before []byte) ([]byte, error) { stored = before; return value, nil }))
+		}
+		write([]byte("{"))
+		check("malformed", true)
+		write(stored)
 		s.Tokens = storetest.Fail(errAway, "Store.List").Store(s.db)
 		if err := s.CheckRelease(t.Context(), "worker-1"); !errors.Is(err, errAway) {
 			t.Errorf("tokens away: got %v, want %v", err, errAway)
