@@ -90,7 +90,7 @@ const limitAnonymous = `printf '%s\n' 'apiVersion: apiserver.config.k8s.io/v1' '
 // checkAnonymous checks anonymous access to the API server. Machines need this access unless they read cluster-info from
 // kubejoin.
 func checkAnonymous(f *Facts) []Finding {
-	if slices.ContainsFunc(checkAdvertise(f), func(found Finding) bool { return found.Severity == Error }) {
+	if checkAdvertise(f) != nil {
 		return nil // machines may need the API server until join commands lead to this cluster
 	}
 	var all []Finding

@@ -570,6 +570,7 @@ var diagnoses = map[string]struct {
 	"public, but unreachable":  {func(_ *testing.T, f *Facts) { f.advertise(); f.Advertise.Unreachable = "refused" }, []string{"advertise-unreachable"}},
 	"public, but untrusted":    {func(_ *testing.T, f *Facts) { f.advertise(); f.Advertise.Untrusted = "unknown" }, []string{"advertise-untrusted"}},
 	"public, but another":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Advertise.Kubeconfig = "another" }, []string{"advertise-other-cluster"}},
+	"public, but loopback":     {func(_ *testing.T, f *Facts) { f.advertise(); f.Advertise.Address = "localhost:9443" }, []string{"loopback-address"}},
 	"advertised, unreachable":  {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Unreachable = 401, "refused" }, []string{"advertise-unreachable: refused"}},
 	"advertised, untrusted":    {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Untrusted = 401, "unknown" }, []string{"advertise-untrusted: unknown"}},
 	"advertised, another":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Kubeconfig = 401, "another" }, []string{"advertise-other-cluster"}},

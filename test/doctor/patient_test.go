@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +42,7 @@ func newPatient(t *testing.T) *patient {
 	p := &patient{audit: harness.NewAuditLog(t, `- {level: Metadata, users: ["`+reader+`", "system:anonymous"]}`+"\n- level: None\n"), bin: t.TempDir(), pki: t.TempDir()}
 	p.Site = harness.PrepareSite(t, cluster.Options{APIServerFlags: p.audit.Flags()})
 	// kubejoin runs as administrator, so that it works without the objects that the tests delete.
-	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig())
+	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig(), "--listen="+reachable(t))
 	p.WaitLeader(t)
 
 	p.reader = must.Value(p.ServiceAccountKubeconfig(t.Context(), "doctors", "reader"))(t)
@@ -56,6 +57,20 @@ func newPatient(t *testing.T) *patient {
 	p.node(t)
 	p.controlPlane(t, good, handedOver)
 	return p
+}
+
+// reachable returns an unused address of this machine that is no loopback address.
+func reachable(t *testing.T) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(harness.FreeAddress(t))
+	must.OK(t, err)
+	for _, a := range must.Value(net.InterfaceAddrs())(t) {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			return net.JoinHostPort(n.IP.String(), port)
+		}
+	}
+	t.Fatal("this machine has only loopback addresses, want one that other machines reach")
+	return ""
 }
 
 // node creates the Node of the control plane. It has no kubelet, so its condition does not change immediately.
