@@ -148,7 +148,7 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentit
 	ctx, cancel := context.WithTimeout(cmd.Context(), o.wait)
 	defer cancel()
 	defer func() {
-		if errors.Is(err, context.DeadlineExceeded) {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil { // else a single request took too long
 			err = fmt.Errorf("%w: --wait %s", err, safetext.Duration(o.wait))
 		}
 	}()

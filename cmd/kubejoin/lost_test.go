@@ -3,11 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // If the response is lost, the command must repeat the request with the same token. Otherwise it would create a second
@@ -77,11 +84,21 @@ func TestCreateEndsAtOnceAfterInterrupt(t *testing.T) {
 }
 
 func TestDeadlineNamesItsFlag(t *testing.T) {
-	web := newWebServer(t, func(http.Handler) http.Handler {
-		return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	})
+	t.Parallel()
+	hang := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	web := newWebServer(t, func(http.Handler) http.Handler { return hang })
 	if _, err := web.run(t, "", "kubeconfig", "user", "jane", "--wait", "50ms"); err == nil || !strings.HasSuffix(err.Error(), "deadline exceeded: --wait 50ms") {
 		t.Errorf("got %v", err)
+	}
+	need.Long(t)
+	silent := httptest.NewTLSServer(hang)
+	t.Cleanup(silent.Close)
+	kubeconfig := filepath.Join(t.TempDir(), "admin.conf")
+	cluster := &clientcmdapi.Cluster{Server: silent.URL, InsecureSkipTLSVerify: true}
+	must.OK(t, clientcmd.WriteToFile(oneCluster("kubernetes", cluster, "me", &clientcmdapi.AuthInfo{Token: "me"}), kubeconfig))
+	err := run(t.Context(), []string{"kubeconfig", "user", "jane", "--kubeconfig", kubeconfig}, io.Discard, io.Discard)
+	if err == nil || !strings.HasSuffix(err.Error(), "deadline exceeded") {
+		t.Errorf("the API server does not respond: got %v, want no flag", err)
 	}
 }
 
