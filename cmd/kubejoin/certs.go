@@ -45,7 +45,7 @@ func registerPKIDir(f *pflag.FlagSet, dir *string, when string) {
 func (o *certsOptions) run(cmd *cobra.Command, do func(context.Context, *kubeadmcerts.Uploader) error) error {
 	rules, found := o.findKubeconfig()
 	if !found {
-		return errors.New("no kubeconfig found: want --kubeconfig FILE")
+		return errNoKubeconfig
 	}
 	client, err := clusterClient(rules, o.context)
 	if err != nil {

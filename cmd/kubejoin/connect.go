@@ -161,6 +161,9 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 		return o.connectServer()
 	}
 	if rules, found := o.findKubeconfig(); (found || flag != "") && !o.serverOnly {
+		if !found {
+			return nil, nil, errNoKubeconfig
+		}
 		o.cluster, o.kubeconfigFile = true, kubeconfigFiles(rules)
 		if o.running != nil {
 			reach := o.response()
@@ -245,6 +248,8 @@ func onThisMachine(server string) string {
 	}
 	return server
 }
+
+var errNoKubeconfig = errors.New("no kubeconfig found: want --kubeconfig FILE")
 
 // findKubeconfig looks for a kubeconfig in the same places as kubeadm, in the same order.
 func (o *remoteOptions) findKubeconfig() (*clientcmd.ClientConfigLoadingRules, bool) {

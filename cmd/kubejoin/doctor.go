@@ -141,7 +141,7 @@ func exitOf(findings, unchecked int) error {
 func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Diagnosis, error) {
 	rules, found := o.cluster.findKubeconfig()
 	if !found {
-		return doctor.Diagnosis{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
+		return doctor.Diagnosis{}, errNoKubeconfig
 	}
 	config, err := clusterConfig(rules, o.cluster.context)
 	if err != nil {
