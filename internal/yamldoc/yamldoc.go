@@ -11,9 +11,6 @@ import (
 
 // Only returns an error if content has more than one document. It leaves a malformed first document to the parser.
 func Only(content []byte) error {
-	if !bytes.Contains(content, []byte("\n---")) && !bytes.Contains(content, []byte("\n...")) {
-		return nil // no second document begins
-	}
 	var n yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	for found := false; ; {
