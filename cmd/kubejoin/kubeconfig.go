@@ -95,7 +95,7 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 		if err != nil {
 			return err
 		}
-		defer waiting{"for the certificate", o.wait + serverWait}.begin(cmd)()
+		defer waiting{"for the certificate", o.wait}.begin(cmd)()
 		return o.hint(explain(o.run(cmd, id)))
 	}
 	f := cmd.Flags()

@@ -16,8 +16,7 @@ import (
 // on standard error that a script could take for a warning.
 const longWait = 2 * time.Second
 
-// A waiting describes a wait: what the command waits for, as in "for the API server", and for how long. The limit 0 means
-// no limit.
+// A waiting describes a wait: what for, as in "for the API server", and its limit. With the limit 0, parts of the wait may have limits.
 type waiting struct {
 	what string
 	most time.Duration
@@ -29,9 +28,9 @@ const serverWait = api.MaxWait + time.Minute
 // begin prints what a command waits for, if the command prints nothing for longWait before it calls done. It never prints
 // the line within or after the result.
 func (w waiting) begin(cmd *cobra.Command) (done func()) {
-	limit := "without a time limit; Ctrl-C ends the wait"
+	limit := "; Ctrl-C ends the wait"
 	if w.most > 0 {
-		limit = "for at most " + safetext.Duration(w.most)
+		limit = ", for at most " + safetext.Duration(w.most)
 	}
 	out := &silence{Writer: cmd.OutOrStdout(), since: time.Now()}
 	out.mu.Lock()
@@ -40,7 +39,7 @@ func (w waiting) begin(cmd *cobra.Command) (done func()) {
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		if !out.ended && time.Since(out.since) >= longWait { // false if a write came first
-			progress(cmd, "waiting %s, %s", w.what, limit)
+			progress(cmd, "waiting %s%s", w.what, limit)
 		}
 	})
 	cmd.SetOut(out)

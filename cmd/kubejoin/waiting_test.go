@@ -44,10 +44,10 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 	cluster := &clientcmdapi.Cluster{Server: url, CertificateAuthority: ca}
 	kubeconfig := file("admin.conf", must.Value(clientcmd.Write(oneCluster("kubernetes", cluster, "me", &clientcmdapi.AuthInfo{Token: "me"})))(t))
 	onServer, onKube := []string{"--url", url, "--ca-file", ca, "--bearer-file", bearer}, []string{"--kubeconfig", kubeconfig}
-	const ctrlC = "without a time limit; Ctrl-C ends the wait"
+	const ctrlC = "; Ctrl-C ends the wait"
 	const forCA = "until API servers, kubelets and etcd were looked at, for at most 6m"
-	forServer, ofAdmin := "for "+url+", for at most 6m", "for the API server of "+kubeconfig+", "
-	forKube := ofAdmin + "for at most 10s"
+	forServer, ofAdmin := "for "+url+", for at most 6m", "for the API server of "+kubeconfig
+	forKube := ofAdmin + ", for at most 10s"
 	unsigned, slow := t.TempDir(), t.TempDir()
 	must.OK(t, errors.Join(os.CopyFS(unsigned, os.DirFS(host.dir)), os.CopyFS(slow, os.DirFS(host.dir))))
 	config := must.Value(clientcmd.LoadFromFile(filepath.Join(slow, "admin.conf")))(t)
@@ -80,14 +80,14 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 		{"sign --kubeadm-dir " + unsigned, onServer, "for a certificate, for at most 6m", ""},
 		{"certs renew " + host.dir, onServer, "for a certificate, for at most 7m", ""},
 		{"certs renew " + slow, onServer, "for the API server of " + slow + "/admin.conf, for at most 5s", ""},
-		{"certs list", onKube, ofAdmin + "for at most 30s", ""},
+		{"certs list", onKube, ofAdmin + ", for at most 30s", ""},
 		{"kubeconfig bootstrap", onServer, "for cluster-info, for at most 30s", ""},
-		{"kubeconfig user jane", onServer, "for the certificate, for at most 7m", ""},
-		{"kubeconfig check " + kubeconfig, nil, "for the checks, " + ctrlC, ""},
+		{"kubeconfig user jane", onServer, "for the certificate, for at most 1m", ""},
+		{"kubeconfig check " + kubeconfig, nil, "for the checks" + ctrlC, ""},
 		{"rejoin --node worker-1 --kubeconfig none --key " + pem, onServer[:4], "for the kubejoin server, for at most 6m", ""},
-		{"doctor", onKube, "for the checks, " + ctrlC, ""},
-		{"store copy --to file:new.db --from etcd:" + url, nil, "for the stores, " + ctrlC, ""},
-		{"store check etcd:" + url, nil, "for the store, " + ctrlC, ""},
+		{"doctor", onKube, "for the checks" + ctrlC, ""},
+		{"store copy --to file:new.db --from etcd:" + url, nil, "for the stores" + ctrlC, ""},
+		{"store check etcd:" + url, nil, "for the store" + ctrlC, ""},
 		{"serve --listen 127.0.0.1:0 --advertise join.example.com:443 --token-store etcd --etcd-servers " + url, nil, `for etcd" servers=[` + url + "]", ""},
 	} {
 		var out, errs lines
