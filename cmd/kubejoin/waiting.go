@@ -39,6 +39,7 @@ func (w waiting) begin(cmd *cobra.Command) (done func()) {
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		if !out.ended && time.Since(out.since) >= longWait { // false if a write came first
+			out.ended = true // one line for each wait
 			progress(cmd, "waiting %s%s", w.what, limit)
 		}
 	})
@@ -58,7 +59,7 @@ type silence struct {
 	mu    sync.Mutex
 	since time.Time // the end of the last write
 	over  *time.Timer
-	ended bool
+	ended bool // the wait, or its silence: no line follows
 }
 
 func (s *silence) Write(b []byte) (int, error) {

@@ -150,8 +150,10 @@ func TestWaitEndsWhenResultIsPrinted(t *testing.T) {
 			cmd.Flags().Bool("quiet", test.quiet, "")
 			done := waiting{"for more", time.Minute}.begin(cmd)
 			out := cmd.OutOrStdout()
-			must.Value(out.Write([]byte("result")))(t)
-			time.Sleep(test.silent)
+			for range 2 { // one line, also after two pauses
+				must.Value(out.Write([]byte("result")))(t)
+				time.Sleep(test.silent)
+			}
 			done()
 			must.Value(out.Write([]byte("end")))(t)
 			time.Sleep(time.Minute)
