@@ -157,11 +157,11 @@ func (e explainedRequest) check(args []string) error {
 }
 
 // asked returns the request for the server. It reads the CSR from the file in --filename.
-func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
+func (e explainedRequest) asked(cmd *cobra.Command) (api.ExplainRequest, error) {
 	if e.name != "" {
 		return api.ExplainRequest{CSR: e.name}, nil
 	}
-	content, err := readInput(stdin, e.file, server.MaxBody)
+	content, err := readInput(cmd, e.file, server.MaxBody)
 	if err != nil {
 		return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
 	}
@@ -174,7 +174,7 @@ func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 
 // explainRequest prints what kubejoin would do with a CSR.
 func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, request explainedRequest) error {
-	asked, err := request.asked(cmd.InOrStdin())
+	asked, err := request.asked(cmd)
 	if err != nil {
 		return err
 	}

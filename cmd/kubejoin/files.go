@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/spf13/cobra"
 )
 
 func exists(file string) bool {
@@ -20,17 +21,32 @@ func exists(file string) bool {
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
 }
 
-// readInput reads a file of at most limit bytes, or standard input if file is -.
-func readInput(stdin io.Reader, file string, limit int64) ([]byte, error) {
+// readInput reads a file of at most limit bytes, or standard input if file is -, until the context of cmd ends.
+func readInput(cmd *cobra.Command, file string, limit int64) ([]byte, error) {
+	in := cmd.InOrStdin()
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { _ = f.Close() }() // read only
-		stdin = f
+		in = f
+	} else {
+		file = "standard input"
+		defer waiting{what: "for the end of standard input"}.begin(cmd)()
 	}
-	content, err := io.ReadAll(io.LimitReader(stdin, limit+1))
+	var content []byte
+	var err error
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		content, err = io.ReadAll(io.LimitReader(in, limit+1))
+	}()
+	select {
+	case <-read:
+	case <-cmd.Context().Done():
+		return nil, cmd.Context().Err()
+	}
 	if int64(len(content)) > limit {
 		err = fmt.Errorf("%s is too large, want at most %d bytes", file, limit)
 	}

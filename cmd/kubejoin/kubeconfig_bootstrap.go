@@ -85,7 +85,6 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
     --kubeconfig admin.conf --output-file bootstrap-kubelet.conf`,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			defer waiting{"for cluster-info", discoverTimeout}.begin(cmd)()
 			return o.hint(explain(o.run(cmd)))
 		},
 	}
@@ -144,12 +143,13 @@ func (o *bootstrapOptions) check(*cobra.Command, []string) error {
 }
 
 func (o *bootstrapOptions) run(cmd *cobra.Command) error {
-	ctx, cancel := context.WithTimeout(cmd.Context(), discoverTimeout)
-	defer cancel()
-	who, err := o.credential(cmd.InOrStdin())
+	who, err := o.credential(cmd)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), discoverTimeout)
+	defer cancel()
+	defer waiting{"for cluster-info", discoverTimeout}.begin(cmd)()
 	var kubeconfig []byte
 	var r *remote
 	switch {
@@ -206,7 +206,7 @@ func ofToken(t tokens.Token) bootstrapper {
 }
 
 // credential reads the existing credential that the flags name. It returns the zero value if they name none.
-func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
+func (o *bootstrapOptions) credential(cmd *cobra.Command) (bootstrapper, error) {
 	switch {
 	case o.user != "":
 		content, err := os.ReadFile(o.tokenAuthFile)
@@ -221,7 +221,7 @@ func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
 	case o.tokenFile == "":
 		return bootstrapper{}, nil
 	}
-	content, err := readInput(stdin, o.tokenFile, maxTokenFile)
+	content, err := readInput(cmd, o.tokenFile, maxTokenFile)
 	if err != nil {
 		return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
 	}

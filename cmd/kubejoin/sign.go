@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -77,7 +76,7 @@ if the command cannot reach the server.` + serverHelp,
 			if len(args) == 1 {
 				file = args[0]
 			}
-			request, err := readCSR(cmd.InOrStdin(), file)
+			request, err := readCSR(cmd, file)
 			if err != nil {
 				return err
 			}
@@ -166,16 +165,13 @@ func (o *signOptions) check(_ *cobra.Command, args []string) error {
 }
 
 // readCSR reads a CSR. It refuses a malformed one before any server is called.
-func readCSR(stdin io.Reader, file string) ([]byte, error) {
-	content, err := readInput(stdin, file, server.MaxBody)
-	if file == "-" {
-		file = "standard input"
-		if err != nil {
-			err = fmt.Errorf("%s: %w", file, err)
-		}
-	}
+func readCSR(cmd *cobra.Command, file string) ([]byte, error) {
+	content, err := readInput(cmd, file, server.MaxBody)
 	if err != nil {
 		return nil, err
+	}
+	if file == "-" {
+		file = "standard input"
 	}
 	if _, err := pkcs10.Parse(content); err != nil {
 		return nil, fmt.Errorf("%s: %w; create a CSR with: openssl req -new -key KEY -subj SUBJECT", file, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -80,7 +79,7 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
     --api-server https://api.example.com:6443 --output-dir token`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asked, err := o.request(cmd.InOrStdin(), args)
+			asked, err := o.request(cmd, args)
 			if err != nil {
 				return err
 			}
@@ -143,7 +142,7 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 
 // request returns the request for the flags. It generates the token here, not on the server, so that the client knows
 // the token even if the response is lost.
-func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.CreateToken, error) {
+func (o *tokenCreateOptions) request(cmd *cobra.Command, args []string) (api.CreateToken, error) {
 	asked := api.CreateToken{DryRun: o.dryRun, Wait: o.wait.String()}
 	var m mistakes
 	m.when(o.given("ttl") && o.spec.Expires != "", "--expires: excludes --ttl, and both are given")
@@ -164,7 +163,7 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 		return asked, usagef("TOKEN: excludes --control-plane, for which kubejoin generates the token")
 	}
 	o.chosen = len(args) > 0
-	t, err := chosenToken(stdin, args)
+	t, err := chosenToken(cmd, args)
 	if err != nil {
 		return asked, &usageError{err: err}
 	}
@@ -184,7 +183,7 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 
 // chosenToken returns the token in the argument, or for "-" the token on standard input. Without an argument, it returns a
 // new token. Its errors do not contain the token.
-func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
+func chosenToken(cmd *cobra.Command, args []string) (tokens.Token, error) {
 	switch {
 	case len(args) == 0:
 		return tokens.Generate(), nil
@@ -193,9 +192,9 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 	case args[0] != "-":
 		return tokens.Parse(args[0])
 	}
-	content, err := readInput(stdin, "-", maxTokenFile)
+	content, err := readInput(cmd, "-", maxTokenFile)
 	if err != nil {
-		return tokens.Token{}, fmt.Errorf("TOKEN from standard input: %w", err)
+		return tokens.Token{}, fmt.Errorf("TOKEN: %w", err)
 	}
 	return tokens.Parse(strings.TrimSpace(string(content)))
 }

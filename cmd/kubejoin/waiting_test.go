@@ -66,6 +66,10 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 		{"token create --wait 20s", onServer, "for a signature by the token in cluster-info, for at most 6m20s", "may have been created: check with 'kubejoin token get "},
 		{"token create aaaaaa.bbbbbbbbbbbbbbbb --print-join-command", onServer, "for a signature by the token in cluster-info, for at most 6m30s", "token aaaaaa may have been created"},
 		{"token create --wait 20s", onKube, forKube, ""},
+		{"token create -", onServer, "for the end of standard input" + ctrlC, ""},
+		{"explain -f -", onKube, "for the end of standard input" + ctrlC, ""},
+		{"sign", onServer, "for the end of standard input" + ctrlC, ""},
+		{"kubeconfig bootstrap --token-file -", onServer, "for the end of standard input" + ctrlC, ""},
 		{"explain worker-1", onKube, forKube, ""},
 		{"claim list", onKube, forKube, ""},
 		{"ca prepare", onServer, forCA, "run kubejoin ca abort, and prepare again"},
@@ -93,6 +97,7 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 		var out, errs lines
 		cmd := exec.CommandContext(t.Context(), "kubejoin", append(strings.Fields(test.command), test.flags...)...)
 		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = t.TempDir(), []string{"HOME=/none"}, &out, &errs
+		must.Value(cmd.StdinPipe())(t) // stays open
 		must.OK(t, cmd.Start())
 		ended := make(chan struct{})
 		go func() { _ = cmd.Wait(); close(ended) }() // the test checks its exit code below
