@@ -186,8 +186,12 @@ func writeStep(w io.Writer, r api.CARotation) error {
 	rows := [][]string{{"next:"}}
 	apply := "  " + rotation.CA(r.CA).Command("apply")
 	switch {
-	case !r.Ended.IsZero() && hasHosts(r):
-		rows = append(rows, []string{apply, "on each host: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
+	case !r.Ended.IsZero() && (hasHosts(r) || len(r.Observations) == 0): // a repeated step looks at nothing
+		where := "on each host"
+		if len(r.Observations) == 0 {
+			where += " of a cluster"
+		}
+		rows = append(rows, []string{apply, where + ": it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
 		return table(w, rows)
 	case !r.Ended.IsZero():
 		return table(w, append(rows, []string{"  " + rotation.CA(r.CA).Command("status")}))

@@ -90,6 +90,7 @@ func TestCARotationThereAndBack(t *testing.T) {
 	for _, step := range []string{"trust", "switch", "finish", "finish"} {
 		web.ca(t, step).ok()
 	}
+	web.ca(t, "finish").ok().has("  kubejoin ca apply    on each host of a cluster: it removes its backup\n")
 	web.ca(t, "status", "-o", "jsonpath={.stage} {.signs} {.trusted.old}").ok().has("finish new false")
 	web.ca(t, "status").ok().has("cluster   ended ")
 	web.seen = observations{{Kind: rotation.KindFile, Name: "report of worker-1", Node: "worker-1", Unseen: "the reason", Next: "the command"}}
