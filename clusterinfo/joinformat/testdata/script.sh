@@ -451,8 +451,12 @@ check_clock() {
 
 check_cluster() {
     host=${endpoint%:*}
-    if curl -qsvm 1 -o /dev/null "https://$endpoint" 2>&1 | grep -qiE 'env variable (https|all)_proxy'; then
-        report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\$no_proxy,$host\""
+    if [ -n "${https_proxy-}${HTTPS_PROXY-}" ] && [ "${no_proxy:-${NO_PROXY-}}" != "${NO_PROXY:-${no_proxy-}}" ]; then
+        report warning proxy 'no_proxy and NO_PROXY differ: curl prefers the first, kubeadm the second' "run: export NO_PROXY=\"\$no_proxy\""
+    elif [ "${https_proxy:-${HTTPS_PROXY-}}" != "${HTTPS_PROXY:-${https_proxy-}}" ]; then
+        report warning proxy 'https_proxy and HTTPS_PROXY differ: curl prefers the first, kubeadm the second' "run: export HTTPS_PROXY=\"\$https_proxy\""
+    elif curl -qsvm 1 -o /dev/null "https://$endpoint" 2>&1 | grep -qiE 'env variable (https|all)_proxy'; then
+        report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\${no_proxy:-\$NO_PROXY},$host\" && export NO_PROXY=\"\$no_proxy\""
     else
         report ok proxy "there is none for $host"
     fi
