@@ -185,7 +185,7 @@ with_kubeadm() {
         printf 'timeouts:\n  etcdAPICall: 20m0s\n' >>"$tmp/join.yaml"
     fi
     if [ -n "$taint" ]; then
-        with_taint >>"$tmp/join.yaml" || die 1 "--add-config: cannot add the taint $taint to $add_config: write nodeRegistration in block style, with taints instead of the flag register-with-taints"
+        with_taint >>"$tmp/join.yaml" || die 1 "--add-config: cannot add the taint $taint to $add_config: write nodeRegistration once, in block style, without this taint, with taints instead of the flag register-with-taints"
     elif [ -n "$add_config" ]; then
         cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
     fi

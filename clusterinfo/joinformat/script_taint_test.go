@@ -45,13 +45,19 @@ func TestScriptMergesTaint(t *testing.T) {
 		"a taint in a flow":        {"nodeRegistration:\n  name: a\n  taints: [{key: b, effect: NoExecute}]\n", "a " + joining + " b:NoExecute"},
 		"a flow of lines":          {"nodeRegistration:\n  taints: [\n    {key: b, effect: NoExecute},\n  ]\n", " " + joining + " b:NoExecute"},
 		"taints of something else": {"patches:\n  taints: []\nnodeRegistration:\n  kubeletExtraArgs:\n    taints: []\n", " " + joining},
-		"the taint itself":         {"nodeRegistration:\n  taints:\n  - key: kubejoin.io/joining\n    effect: NoSchedule\n", " " + joining},
-		"the taint in a comment":   {"# kubejoin.io/joining\nnodeRegistration:\n  name: a\n", "a " + joining},
+		"the taint in a comment":   {"# kubejoin.io/joining\nnodeRegistration:\n  name: a # kubejoin.io/joining\n", "a " + joining},
+		"the flag in a comment":    {"nodeRegistration: # not register-with-taints\n  name: a\n", "a " + joining},
+		"single quotes":            {"'nodeRegistration':\n  'taints':\n  - key: b\n    effect: NoExecute\n", " " + joining + " b:NoExecute"},
 
 		"a flag of the kubelet":    {"nodeRegistration:\n  kubeletExtraArgs:\n  - name: register-with-taints\n    value: b:NoExecute\n", ""},
 		"taints in a flow of all":  {"nodeRegistration: {taints: []}\n", ""},
 		"a flow of all over lines": {"nodeRegistration: {\n  name: a}\n", ""},
 		"an alias":                 {"nodeRegistration: *all\n", ""},
+		"the taint itself":         {"nodeRegistration:\n  taints:\n  - key: kubejoin.io/joining\n    effect: NoSchedule\n", ""},
+		"the taint in a label":     {"nodeRegistration:\n  kubeletExtraArgs:\n  - name: node-labels\n    value: kubejoin.io/joining-x=y\n", ""},
+		"two of one name":          {"nodeRegistration:\n  name: a\nnodeRegistration:\n  name: b\n", ""},
+		"a key with a mark":        {"? nodeRegistration\n: name: a\n", ""},
+		"a key with a tag":         {"nodeRegistration:\n  !!str taints: []\n", ""},
 		"null":                     {"nodeRegistration:\n  taints: null\n", ""},
 	} {
 		for _, awk := range [][]string{{"awk"}, {"busybox", "awk"}} {

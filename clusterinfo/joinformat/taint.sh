@@ -1,5 +1,5 @@
 # with_taint prints the file of --add-config with the taint of joining in its nodeRegistration, which it adds if there is
-# none. It fails if it cannot add the taint, or if the file would replace it by a flag of the kubelet.
+# none. It fails if it cannot add the taint, if the file names the taint, or if a flag of the kubelet would replace it.
 with_taint() {
     awk -v taint="{key: ${taint%:*}, effect: ${taint#*:}}" -v key="${taint%:*}" '
         { sub(/\r$/, ""); line[NR] = $0 }
@@ -8,14 +8,14 @@ with_taint() {
         END {
             for (last = 1; last <= NR && (last == 1 || line[last] !~ /^---/); last++) {
                 text = line[last]
-                sub(/^ *#.*/, "", text)
-                if (text ~ /register-with-taints/) exit 1
-                if (index(text, key)) given = 1
-                if (!at && text ~ /^"?nodeRegistration"?[ \t]*:/) at = last
+                sub(/^[ \t]*#.*|[ \t]#[^"\047]*$/, "", text)
+                if (text ~ /register-with-taints/ || index(text, key)) exit 1
+                if (text !~ /nodeRegistration/) continue
+                if (at || text !~ /^["\047]?nodeRegistration["\047]?[ \t]*:/) exit 1
+                at = last
             }
-            if (line[1] ~ /^---/) at = given = 0
-            if (given) taint = ""
-            else if (!at) print "nodeRegistration: {taints: [" taint "]}"
+            if (line[1] ~ /^---/) at = 0
+            if (!at) print "nodeRegistration: {taints: [" taint "]}"
             else if (value(line[at]) ~ /^[{]/) {
                 if (line[at] ~ /taints/ || line[at] !~ /}/) exit 1
                 sub(/[{]/, "{taints: [" taint "], ", line[at])
@@ -26,7 +26,8 @@ with_taint() {
                     if (line[i] ~ /^ *(#.*)?$/) continue
                     if (!depth) depth = spaces(line[i])
                     if (empty && line[i] ~ /^ *- /) item = spaces(line[i])
-                    if (empty = spaces(line[i]) == depth && line[i] ~ /^ *"?taints"?[ \t]*:/) found = i
+                    if (spaces(line[i]) == depth && line[i] ~ /^ *[?!&<]/) exit 1
+                    if (empty = spaces(line[i]) == depth && line[i] ~ /^ *["\047]?taints["\047]?[ \t]*:/) found = i
                 }
                 if (!depth) depth = 2
                 if (!found) line[at] = line[at] "\n" sprintf("%" depth "s", "") "taints: [" taint "]"
