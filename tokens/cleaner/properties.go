@@ -28,6 +28,18 @@ func (c *claimLoop) node(ctx context.Context, claim tokens.Claim) (uid string, d
 			return uid, true, err
 		}
 	}
+	return c.give(ctx, claim)
+}
+
+// give sets what a claim asks for on its Node. It does nothing if the claim has changed since it was listed: the Node may be
+// that of another token. A hint about the change starts another step.
+func (c *claimLoop) give(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
+	want := claim.Remaining().Node
+	if want.Labels != "" || want.Taints != "" {
+		if now, err := c.Store.Get(ctx, claim.Node, tokens.Live); err != nil || now.Version != claim.Version {
+			return "", false, err
+		}
+	}
 	return c.Properties.Set(ctx, claim.Node, want)
 }
 
@@ -44,7 +56,7 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 	}
 	set := func(claim tokens.Claim, wants bool) {
 		if wants {
-			errs = append(errs, c.set(ctx, claim.Node, claim.Remaining().Node))
+			errs = append(errs, c.set(ctx, claim))
 		}
 		delete(joining, claim.Node)
 	}
@@ -62,7 +74,7 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		}
 		switch _, err := c.Store.Get(ctx, name, tokens.Live); {
 		case errors.Is(err, tokens.ErrNotFound):
-			errs = append(errs, c.set(ctx, name, tokens.NodeProperties{}))
+			errs = append(errs, c.set(ctx, tokens.Claim{Node: name}))
 		case err != nil:
 			errs = append(errs, fmt.Errorf("claim of node %s: %w", name, err))
 		}
@@ -70,12 +82,12 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 	return errs
 }
 
-func (c *claimLoop) set(ctx context.Context, node string, want tokens.NodeProperties) error {
-	uid, done, err := c.Properties.Set(ctx, node, want)
+func (c *claimLoop) set(ctx context.Context, claim tokens.Claim) error {
+	uid, done, err := c.give(ctx, claim)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return nil
 	}
-	if done && want != (tokens.NodeProperties{}) {
+	if done && claim.Remaining().Node != (tokens.NodeProperties{}) {
 		c.returned[uid] = true
 	}
 	return err

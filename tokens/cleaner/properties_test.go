@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // fakeNodes are Nodes by name. Each Set of an existing Node is recorded.
@@ -50,7 +51,7 @@ func (f *fakeNodes) Set(_ context.Context, node string, want tokens.NodeProperti
 
 // A Node gets the properties before its claim records it, and once. Catches a claim that is recorded or released while its Node
 // waits, and a Node that is patched again later. Catches a taint that stays because its Node has no claim, and a Node that
-// registers again without its properties.
+// registers again without its properties. Catches a Node that gets what another token's claim asked for.
 func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 	props := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
 	const first, again = "n a=b serving-certificate", "n a=b "
@@ -64,6 +65,7 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 		waits   bool
 		err     error
 		expired bool // the token
+		stale   bool // the list has the claim of another token
 		set     []string
 		want    string // the NodeUID of the claim, "released", or "none"
 	}{
@@ -78,6 +80,9 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 		"registered again":                        {claim: live("u1"), uid: "u2", set: []string{again}, want: "u2"},
 		"was deleted":                             {claim: live("u1"), want: "released"},
 		"registered again after release":          {claim: &tokens.Claim{Node: "n", Past: tokens.ReleasedClaim{Node: props}}, uid: "u2", set: []string{first}, want: "released"},
+		"another token's claim is listed":         {claim: live(""), uid: "u1", tainted: true, stale: true},
+		"another token's claim, registered":       {claim: live("u1"), uid: "u1", tainted: true, stale: true, want: "u1"},
+		"another token's Past is listed":          {claim: &tokens.Claim{Node: "n", Past: tokens.ReleasedClaim{Node: props}}, uid: "u2", stale: true},
 		"limited token without properties":        {claim: &tokens.Claim{Node: "n", TokenID: "abc123"}, uid: "u1", tainted: true, set: []string{"n  "}, want: "u1"},
 		"taint without claim":                     {uid: "u1", tainted: true, set: []string{"n  "}, want: "none"},
 		"nothing to do":                           {uid: "u1", want: "none"},
@@ -98,8 +103,16 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 				if test.tainted {
 					nodes.tainted = []string{"n"}
 				}
+				var claims tokens.Claims = store.Claims()
+				if test.stale {
+					claims = storetest.Stale(t, store, claims).Claims(claims)
+					must.Value(storetest.UpdateClaim(t.Context(), store.Claims(), "n", func(c *tokens.Claim) error {
+						c.TokenID, c.Limits = "def456", tokens.Limits{MaxNodes: 1}
+						return nil
+					}))(t)
+				}
 				c := cleaner.Claims{
-					Store: store.Claims(), Tokens: store, Properties: nodes,
+					Store: claims, Tokens: store, Properties: nodes,
 					Node: func(context.Context, string) (string, error) {
 						if test.uid == "" {
 							return "", tokens.ErrNotFound
