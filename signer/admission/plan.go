@@ -135,6 +135,9 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	if uid := r.UID; uid != "" && !slices.Contains(p.next.Requests, uid) {
 		p.next.Requests = tokens.NewestRequests(append(p.next.Requests, uid))
 	}
+	if claim.TokenUID != record.UID && p.next.NodeUID == "" { // another token with this ID; only workers may have ReadyAfter
+		p.next.Limits.Node, p.next.Limits.Role = record.Limits.Node, record.Limits.Role
+	}
 	p.next.TokenUID = record.UID
 	p.admitted = Admitted{Duration: record.Limits.Strictest().CertificateDuration, TokenID: id, Keys: len(p.next.Keys)}
 	if replaces {

@@ -89,6 +89,7 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		if record.Limits.IsZero() {
 			record.Limits = tokens.Limits{MaxNodes: 1}
 		}
+		record.Limits.Node.Labels = "a=b"
 		d := planClaim(f, record, r)
 		after := d.next
 		var refused *approval.Error
@@ -110,6 +111,9 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		}
 		if identity := test.claim.Identity; d.vacates && !after.Identity.IsZero() || !d.vacates && !after.Identity.Equal(identity) {
 			t.Errorf("%s: got identity %+v after %+v, want it to end with its Node", name, after.Identity, identity)
+		}
+		if node := after.Limits.Node.Labels; (node == "a=b") != (after.NodeUID == "") {
+			t.Errorf("%s: got labels %q of NodeUID %q, want those of the token until its Node has registered", name, node, after.NodeUID)
 		}
 		if begins := d.change == made || d.change == takenOver; begins && (after.NodeUID != "" || len(after.Keys) != 1) {
 			t.Errorf("%s: got claim %+v", name, after)
