@@ -168,8 +168,8 @@ func (f facts) vacates() bool {
 }
 
 // restrict restores from the claims what the record has lost, and reports whether it changed the record. It restores
-// limits and counted names, even from claims of an earlier token with this ID. It never restores a Node to replace or
-// a role, because these grant something, nor a limit of a rule, because that is not the token's.
+// limits and counted names, even from claims of an earlier token with this ID. It never restores a Node to replace, a role or
+// labels, because these grant something, nor a limit of a rule, because that is not the token's.
 func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	l := &record.Limits
 	before := *l
@@ -192,6 +192,13 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 		if before.CertificateDuration == 0 {
 			l.CertificateDuration = least(l.CertificateDuration, c.Limits.CertificateDuration)
 		}
+		if l.Node == (tokens.NodeProperties{}) {
+			l.Node = c.Limits.Node
+			l.Node.Labels = ""
+		}
+	}
+	if l.Node != before.Node && l.Check() != nil { // without labels, or with the role of the token
+		l.Node.ReadyAfter = ""
 	}
 	changed = !l.Equal(before)
 	if l.NodeLimit() == 0 {

@@ -23,6 +23,16 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 		return func(c *tokens.Claim) { c.Limits.NodeNames = list }
 	}
 	most := func(n int) func(*tokens.Claim) { return func(c *tokens.Claim) { c.Limits.MaxNodes = n } }
+	node := func(labels, taints, after string) func(*tokens.Claim) {
+		return func(c *tokens.Claim) {
+			c.Limits.Node = tokens.NodeProperties{Labels: labels, Taints: taints, ReadyAfter: after}
+		}
+	}
+	properties := func(labels, taints, after string) tokens.Limits {
+		var c tokens.Claim
+		node(labels, taints, after)(&c)
+		return c.Limits
+	}
 	replaces := func(c *tokens.Claim) { c.Limits.Replaces = tokens.NodeRef{Name: c.Node, UID: "old"} }
 	ruled := tokens.Limits{Rules: []tokens.Rule{{Name: "scaler", Limits: tokens.Limits{MaxNodes: 1}}}}
 	for name, test := range map[string]struct {
@@ -45,8 +55,13 @@ func TestRestrictRestoresLimitsFromClaims(t *testing.T) {
 		"a limit of a rule is not restored": {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) {
 			c.Limits.Rules = []tokens.Rule{{Name: "scaler", Limits: tokens.Limits{CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny}}}
 		})}},
-		"count, for a rule": {limits: ruled, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: ruled, counts: []string{"a", "b"}},
-		"duration":          {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.CertificateDuration = time.Hour })}, want: tokens.Limits{CertificateDuration: time.Hour}},
+		"count, for a rule":                         {limits: ruled, claims: []tokens.Claim{claim("a", nil), claim("b", nil)}, want: ruled, counts: []string{"a", "b"}},
+		"duration":                                  {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.CertificateDuration = time.Hour })}, want: tokens.Limits{CertificateDuration: time.Hour}},
+		"taints, without labels":                    {claims: []tokens.Claim{claim("a", nil), claim("b", node("a=b", "a:NoSchedule", "labels"))}, want: properties("", "a:NoSchedule", "labels")},
+		"labels alone are not put back":             {claims: []tokens.Claim{claim("a", node("a=b", "", "labels"))}},
+		"wait for a serving certificate":            {claims: []tokens.Claim{claim("a", node("a=b", "", "serving-certificate"))}, want: properties("", "", "serving-certificate")},
+		"taints that were changed stay":             {limits: properties("a=c", "", ""), claims: []tokens.Claim{claim("a", node("a=b", "a:NoSchedule", ""))}, want: properties("a=c", "", "")},
+		"taints for a control plane":                {limits: tokens.Limits{Role: tokens.RoleControlPlane}, claims: []tokens.Claim{claim("a", node("", "a:NoSchedule", "labels"))}, want: tokens.Limits{Role: tokens.RoleControlPlane, Node: tokens.NodeProperties{Taints: "a:NoSchedule"}}},
 		"a Node to replace is one node of one name": {claims: []tokens.Claim{claim("a", replaces)}, want: tokens.Limits{MaxNodes: 1, NodeNames: []string{"a"}}, counts: []string{"a"}},
 		"another Node to replace stays":             {limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, claims: []tokens.Claim{claim("a", names("a"))}, want: tokens.Limits{Replaces: tokens.NodeRef{Name: "b", UID: "u"}}, counts: []string{"a"}},
 		"a role is not put back":                    {claims: []tokens.Claim{claim("a", func(c *tokens.Claim) { c.Limits.Role = tokens.RoleControlPlane })}},
@@ -88,7 +103,7 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 				l.Role = tokens.RoleControlPlane
 			}
 			if random.IntN(3) == 0 {
-				l.Node.Labels = "a=b"
+				l.Node = tokens.NodeProperties{Labels: []string{"", "a=b"}[random.IntN(2)], Taints: []string{"", "a:NoSchedule"}[random.IntN(2)], ReadyAfter: []string{"", tokens.ReadyAfterLabels, tokens.ReadyAfterServingCertificate}[random.IntN(3)]}
 			}
 			l.CertificateDuration = time.Duration(random.IntN(3)) * time.Hour
 		}
@@ -103,7 +118,7 @@ func TestRestrictNeverGrantsMore(t *testing.T) {
 		}
 		restrict(&after, claims)
 		b, a := before.Limits, after.Limits
-		if a.Replaces != b.Replaces || a.Role != b.Role || a.Node != b.Node ||
+		if a.Replaces != b.Replaces || a.Role != b.Role || a.Node.Labels != b.Node.Labels || b.Node != (tokens.NodeProperties{}) && a.Node != b.Node ||
 			b.NodeLimit() > 0 && a.NodeLimit() != b.NodeLimit() || b.CertificateDuration > 0 && a.CertificateDuration != b.CertificateDuration ||
 			len(after.Nodes) > max(a.NodeLimit(), len(claims)) || after.Check() != nil {
 			t.Fatalf("%+v becomes %+v, which counts %q, by %+v", b, a, after.Nodes, claims)
