@@ -449,16 +449,20 @@ check_clock() {
     fi
 }
 
+check_proxy() {
+    curl -qsvm 1 -o /dev/null "https://$1" 2>&1 | grep -qiE 'env variable (https|all)_proxy' || return 1
+    report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have ${1%:*}" "run: export no_proxy=\"\${no_proxy:-\$NO_PROXY},${1%:*}\" && export NO_PROXY=\"\$no_proxy\""
+}
+
 check_cluster() {
-    host=${endpoint%:*}
+    agree=
     if [ -n "${https_proxy-}${HTTPS_PROXY-}" ] && [ "${no_proxy:-${NO_PROXY-}}" != "${NO_PROXY:-${no_proxy-}}" ]; then
         report warning proxy 'no_proxy and NO_PROXY differ: curl prefers the first, kubeadm the second' "run: export NO_PROXY=\"\$no_proxy\""
     elif [ "${https_proxy:-${HTTPS_PROXY-}}" != "${HTTPS_PROXY:-${https_proxy-}}" ]; then
         report warning proxy 'https_proxy and HTTPS_PROXY differ: curl prefers the first, kubeadm the second' "run: export HTTPS_PROXY=\"\$https_proxy\""
-    elif curl -qsvm 1 -o /dev/null "https://$endpoint" 2>&1 | grep -qiE 'env variable (https|all)_proxy'; then
-        report warning proxy "https_proxy or all_proxy is set, and no_proxy does not have $host" "run: export no_proxy=\"\${no_proxy:-\$NO_PROXY},$host\" && export NO_PROXY=\"\$no_proxy\""
     else
-        report ok proxy "there is none for $host"
+        agree=yes
+        check_proxy "$endpoint" || report ok proxy "there is none for ${endpoint%:*}"
     fi
     fetch "$tmp/untrusted" "$cluster_info" --insecure || :
     reach endpoint "$endpoint" || return 0
@@ -506,6 +510,7 @@ check_server() {
     *:*) ;;
     *) host=$host:443 ;;
     esac
+    [ -z "$agree" ] || [ "${host%:*}" = "${endpoint%:*}" ] || check_proxy "$host" || :
     json_string "$tmp/info" kubeconfig >"$tmp/kubeconfig"
     signature=$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")
     case $signature in
