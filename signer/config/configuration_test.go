@@ -204,6 +204,70 @@ func prefixed(prefix string, lines []string) []string {
 	return all
 }
 
+// Catches an error that names a value that the file cannot have.
+func TestAcceptsWhatErrorsName(t *testing.T) {
+	ca := signer.Fixed(newCA(t))
+	const kubelet, own = "{name: kubernetes.io/kubelet-serving, ", "{name: example.com/x, usages: [server auth], "
+	const limit = "kind: TokenLimits\nrules: [{name: a, "
+	const requester = "kind: SignerPolicy\nrequesters: [{name: a, signers: [{name: kubernetes.io/kube-apiserver-client-kubelet}], "
+	list := func(signer string) string { return "kind: SignerConfiguration\nsigners: [" + signer + "}]" }
+	for _, test := range []struct {
+		file, wrong string // @ is the value
+		values      []string
+	}{
+		{"kind: @\nsigners: [{name: kubernetes.io/kubelet-serving}]", "x", []string{"SignerConfiguration"}},
+		{list("{name: @"), "kubernetes.io/x", []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}},
+		{list("{name: @, usages: [server auth], names: {dns: [x]}"), "x", []string{"example.com/etcd-peer"}},
+		{list(kubelet + "duration: {max: @}"), "x", []string{"720h", "3m", "2562047h"}},
+		{list(kubelet + "duration: {min: @}"), "x", []string{"720h", "3m"}},
+		{list("{name: example.com/x, names: {dns: [x]}, usages: [@]"), "x", []string{"server auth"}},
+		{list("{name: example.com/x, names: {dns: [x]}, usages: [@]"), "[]", []string{"server auth"}},
+		{list("{name: example.com/x, names: {dns: [x]}, usages: [@]"), "digital signature", []string{"server auth"}},
+		{list(kubelet + "usages: [digital signature, server auth, @]"), "client auth", []string{"key encipherment", "digital signature", "server auth"}},
+		{list(own + "names: {ips: ['@']}"), "x", []string{"10.0.0.0/8"}},
+		{list(own + "names: {ips: ['@']}"), "10.0.0.1/8", []string{"10.0.0.0/8", "10.0.0.1"}},
+		{list(own + "names: {wildcards: ['@']}"), "x", []string{"*.example.com"}},
+		{list(own + "names: {emails: ['@']}"), "x", []string{"*@example.com"}},
+		{list(own + "names: {uris: ['@']}"), "x", []string{"spiffe://example.com/ns/*/sa/*"}},
+		{list(kubelet + "keys: {rsa: {min: @}}"), "1", []string{"2048", "8192"}},
+		{list(kubelet + "keys: {rsa: {max: @}}"), "9999", []string{"2048", "8192"}},
+		{list(kubelet + "keys: {ecdsa: [@]}"), "x", []string{"P-256", "P-384", "P-521"}},
+		{list(kubelet + "keys: {rsa: {}, ed25519: @}"), "x", []string{"true", "false"}},
+		{list(kubelet + "approval: [@]"), "x", []string{"kubelet-serving", "may-sign"}},
+		{list("{name: kubernetes.io/kube-apiserver-client-kubelet, approval: [@]"), "x", []string{"selfnodeclient", "nodeclient", "may-sign"}},
+		{requester + "rate: {qps: @, burst: 1}}]", "0", []string{"1000"}},
+		{requester + "rate: {qps: 1000, burst: @}}]", "0", []string{"1", "100000"}},
+		{requester + "rate: {qps: 1, burst: 1}, uid: @}]", "x", []string{"998"}},
+		{requester + "rate: {qps: 1, burst: 1}}]\nnever: [@]", "[]", []string{"cp-*", "10.96.0.0/12"}},
+		{limit + "role: @}]", "x", []string{"worker"}},
+		{limit + "rejoin: @}]", "x", []string{"deny"}},
+		{limit + "maxNodes: @}]", "x", []string{"1", "1000"}},
+		{limit + "nodeNames: [@]}]", "[]", []string{"rack7-*"}},
+		{limit + "certificateDuration: @}]", "x", []string{"720h", "10m", "876000h"}},
+		{limit + "maxNodes: 1, match: {groups: [@]}}]", "[]", []string{"system:bootstrappers:rack-7"}},
+		{limit + "maxNodes: 1, match: {labels: @}}]", "x", []string{"{app: scaler}"}},
+		{"kind: TokenLimits\nrules: [{name: @, maxNodes: 1}]", "X", []string{"cluster-api"}},
+	} {
+		parse := func(value string) (err error) {
+			switch content := []byte("apiVersion: kubejoin.io/v1alpha1\n" + strings.ReplaceAll(test.file, "@", value)); {
+			case strings.Contains(test.file, "SignerPolicy"):
+				_, err = config.ParsePolicy("f", content, ca)
+			case strings.Contains(test.file, "TokenLimits"):
+				_, err = config.ParseTokenLimits("f", content)
+			default:
+				_, _, err = config.Compile("f", content, config.Defaults{CA: ca})
+			}
+			return err
+		}
+		_, want, _ := strings.Cut(fmt.Sprint(parse(test.wrong)), "want ")
+		for _, value := range test.values {
+			if err := parse(value); err != nil || !strings.Contains(want, value) {
+				t.Errorf("%s: %q gives %v; the error of %q wants %q", test.file, value, err, test.wrong, want)
+			}
+		}
+	}
+}
+
 // One error must not hide another one. No error is reported twice or follows from a part that could not be read.
 func TestReportsIndependentErrorsOnce(t *testing.T) {
 	const content = `apiVersion: kubejoin.io/v1alpha1

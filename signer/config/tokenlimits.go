@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -28,11 +29,11 @@ type tokenLimitsFile struct {
 			Groups      []string `yaml:"groups,omitempty" list:"groups" want:"a group such as system:bootstrappers:rack-7"`
 			Labels      labels   `yaml:"labels,omitempty"`
 		} `yaml:"match,omitempty"`
-		MaxNodes            nodes    `yaml:"maxNodes,omitempty"`
-		NodeNames           []string `yaml:"nodeNames,omitempty" list:"names and patterns" want:"a node name or a pattern such as rack7-*"`
-		CertificateDuration Lifetime `yaml:"certificateDuration,omitempty"`
-		Rejoin              string   `yaml:"rejoin,omitempty" only:"deny"`
-		Role                string   `yaml:"role,omitempty" only:"worker"`
+		MaxNodes            nodes               `yaml:"maxNodes,omitempty"`
+		NodeNames           []string            `yaml:"nodeNames,omitempty" list:"names and patterns" want:"a node name or a pattern such as rack7-*"`
+		CertificateDuration certificateDuration `yaml:"certificateDuration,omitempty"`
+		Rejoin              string              `yaml:"rejoin,omitempty" only:"deny"`
+		Role                string              `yaml:"role,omitempty" only:"worker"`
 	} `yaml:"rules" list:"rules"`
 }
 
@@ -41,6 +42,18 @@ type nodes int
 
 func (n *nodes) UnmarshalYAML(node *yaml.Node) error {
 	return whole(node, (*int)(n), 1, tokens.MaxNodes, fmt.Sprintf("1 to %d nodes", tokens.MaxNodes))
+}
+
+// A certificateDuration is the longest lifetime of certificates of a token.
+type certificateDuration time.Duration
+
+func (to *certificateDuration) UnmarshalYAML(n *yaml.Node) error {
+	d, _ := time.ParseDuration(n.Value) // zero after an error
+	if n.ShortTag() != "!!str" || d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
+		return fmt.Errorf("%s given, want whole seconds from %s to %s, such as 720h", describe(n), safetext.Duration(tokens.MinCertificateDuration), safetext.Duration(tokens.MaxCertificateDuration))
+	}
+	*to = certificateDuration(d)
+	return nil
 }
 
 // labels are the labels of a Secret.
@@ -106,8 +119,8 @@ func (d *document) tokenLimits(f *tokenLimitsFile) (rules []tokens.LimitRule) {
 		if rule.Limits.IsZero() && !rule.Worker && !d.wrong[path] {
 			d.fail(path, "no limit given, want at least one of maxNodes, nodeNames, certificateDuration, rejoin and role")
 		}
-		for _, e := range tokens.FieldErrors(rule.Limits.Check()) {
-			if at := path + "." + map[string]string{"node-names": "nodeNames", "certificate-duration": "certificateDuration"}[e.Field]; !d.wrong[at] {
+		if at := path + ".nodeNames"; !d.wrong[at] {
+			for _, e := range tokens.FieldErrors(rule.Limits.Check()) {
 				d.check(at, e.Err)
 			}
 		}

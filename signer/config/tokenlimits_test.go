@@ -61,7 +61,7 @@ func TestTokenLimitsMistakes(t *testing.T) {
 		"rules: [{name: a, nodeNames: []}]":                                                        "rules[0]: no limit given",
 		"rules: [{name: a, nodeNames: [a, a]}]":                                                    `rules[0].nodeNames: "a" is given twice`,
 		"rules: [{name: a, certificateDuration: 1m}]":                                              `rules[0].certificateDuration: "1m" given`,
-		"rules: [{name: a, certificateDuration: 24h0.5s}]":                                         "rules[0].certificateDuration: 24h0m0.5s given, want whole seconds",
+		"rules: [{name: a, certificateDuration: 24h0.5s}]":                                         "rules[0].certificateDuration: \"24h0.5s\" given, want whole seconds",
 		"rules: [{name: a, rejoin: allow}]":                                                        `rules[0].rejoin: "allow" given, want deny`,
 		"rules: [{name: a, role: control-plane}]":                                                  `rules[0].role: "control-plane" given, want worker`,
 		"rules: [{name: a, maxNodes: 1, match: {groups: [system:masters]}}]":                       "rules[0].match.groups[0]: bootstrap group \"system:masters\" is invalid",
