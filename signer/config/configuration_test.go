@@ -170,9 +170,9 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		}},
 		{"keys the wrong way round", known + "keys: {rsa: {min: 4096, max: 3072}}\n", []string{":5: signers[0].keys: RSA key sizes are 4096 to 3072 bits, want a range within 2048 to 8192"}},
 
-		{"rule", known + "approval: [may-sign, everybody]\n", []string{`:5: signers[0].approval: unknown approval rule "everybody": want one of selfnodeclient, nodeclient, kubelet-serving, may-sign`}},
+		{"rule", known + "approval: [may-sign, everybody]\n", []string{`:5: signers[0].approval: "everybody" given, want may-sign for this signer`}},
 		{"rule twice", known + "approval: [may-sign, may-sign]\n", []string{`:5: signers[0].approval: approval rule may-sign is listed twice: want each of selfnodeclient, nodeclient, kubelet-serving, may-sign at most once`}},
-		{"rule of another signer", known + "approval: [kubelet-serving]\n", []string{`:5: signers[0].approval: rule kubelet-serving only handles requests for signer kubernetes.io/kubelet-serving`}},
+		{"rule of another signer", known + "approval: [kubelet-serving]\n", []string{`:5: signers[0].approval: "kubelet-serving" given, want may-sign for this signer`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, _, err := config.Compile("dir/signers.yaml", []byte(test.file), config.Defaults{CA: noCA})
@@ -224,6 +224,7 @@ func TestAcceptsWhatErrorsName(t *testing.T) {
 		{list("{name: example.com/x, names: {dns: [x]}, usages: [@]"), "[]", []string{"server auth"}},
 		{list("{name: example.com/x, names: {dns: [x]}, usages: [@]"), "digital signature", []string{"server auth"}},
 		{list(kubelet + "usages: [digital signature, server auth, @]"), "client auth", []string{"key encipherment", "digital signature", "server auth"}},
+		{list(own + "names: {dns: [x]}, approval: [@]"), "nodeclient", []string{"may-sign"}},
 		{list(own + "names: {ips: ['@']}"), "x", []string{"10.0.0.0/8"}},
 		{list(own + "names: {ips: ['@']}"), "10.0.0.1/8", []string{"10.0.0.0/8", "10.0.0.1"}},
 		{list(own + "names: {wildcards: ['@']}"), "x", []string{"*.example.com"}},
@@ -309,7 +310,7 @@ signers:
 		`f:19: signers[3].subject: unknown field "commonName", want one of commonNames, organizations`,
 		`f:20: signers[3].duration: shortest duration of certificates is 2h, want at most the longest duration 1h`,
 		`f:21: signers[4].usages: missing`,
-		`f:23: signers[4].approval: rule selfnodeclient only handles requests for signer kubernetes.io/kube-apiserver-client-kubelet`,
+		`f:23: signers[4].approval: "selfnodeclient" given, want may-sign for this signer`,
 	}
 	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: noCA, Duration: time.Hour})
 	if got := strings.Split(fmt.Sprint(err), "\n"); !slices.Equal(got, want) {

@@ -143,9 +143,10 @@ func (d *document) byName(s *Signer) {
 	if d.wrong[at+"approval"] {
 		return
 	}
+	rules := slices.DeleteFunc(approval.RuleNames(), func(rule string) bool { return cmp.Or(ruleSigners[rule], s.Name) != s.Name })
 	for _, rule := range s.Approval {
-		if only := ruleSigners[rule]; only != "" && only != s.Name {
-			d.fail(at+"approval", "rule %s only handles requests for signer %s", rule, only)
+		if !slices.Contains(rules, rule) {
+			d.fail(at+"approval", "%s given, want %s for this signer", quoted(rule), safetext.List(rules, "or"))
 		}
 	}
 }
