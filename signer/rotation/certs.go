@@ -180,8 +180,8 @@ func (r Rotation) Trusted() (all []*x509.Certificate) {
 	return all
 }
 
-// In returns which CAs of the rotation are among the given certificates. A side is included if all its certificates
-// are there.
+// In returns which CAs of the rotation are among the given certificates. Old is true if any old CA is among them, New if
+// all new CAs are, and Replaced if any replaced CA is.
 func (r Rotation) In(certs []*x509.Certificate) Trusted {
 	has := func(c *x509.Certificate) bool { return slices.ContainsFunc(certs, c.Equal) }
 	lacks := func(c *x509.Certificate) bool { return !has(c) }
