@@ -884,7 +884,7 @@ checks: 3, errors: 1, warnings: 2, not checked: 1
 		t.Errorf("got %+v of %+v", got, r)
 	}
 	if (Diagnosis{}).Commands() != "" {
-		t.Error("commands of no findings")
+		t.Error("Commands returns commands for a Diagnosis without findings, want none")
 	}
 	if CheckNames([]string{"kcm-signs", "tokens"}) != nil || CheckNames([]string{"kcm"}) == nil {
 		t.Error("wrong names")

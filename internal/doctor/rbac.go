@@ -50,14 +50,14 @@ func checkApprovalBindings(f *Facts) []Finding {
 			case !first || isFirst(subject):
 			case isOther(subject):
 				all = append(all, found("nodeclient-other", "",
-					"ClusterRoleBinding %s has client certificates of nodes approved for %s, which is not the group of kubeadm's tokens", binding.Name, who))
+					"ClusterRoleBinding %s lets kubejoin approve client certificates of nodes for %s, which is not the group of kubeadm's tokens", binding.Name, who))
 			default:
 				all = append(all, found("nodeclient-too-wide", "",
-					"ClusterRoleBinding %s has client certificates of any node name approved for %s", binding.Name, who))
+					"ClusterRoleBinding %s lets kubejoin approve client certificates of any node name for %s", binding.Name, who))
 			}
 			if renews && (subject.Kind != rbacv1.GroupKind || subject.Name != nodesGroup) {
 				all = append(all, found("selfnodeclient-too-wide", "",
-					"ClusterRoleBinding %s has renewals of node certificates approved for %s, want only for %s", binding.Name, who, nodesGroup))
+					"ClusterRoleBinding %s lets kubejoin approve renewals of node certificates for %s, want only for %s", binding.Name, who, nodesGroup))
 			}
 			if len(all) > before {
 				wrong = append(wrong, i)
@@ -117,11 +117,11 @@ func checkJoinRights(f *Facts) []Finding {
 	token := f.rules("", isToken)
 	if !(right{"", certificatesGroup, nodeClient, "", "create"}.allowed(token)) {
 		all = append(all, found("nodeclient-missing", bind("kubeadm:node-autoapprove-bootstrap", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", tokens.DefaultGroup),
-			"no ClusterRoleBinding has client certificates approved for %s, so new nodes wait for a person", tokens.DefaultGroup))
+			"no ClusterRoleBinding lets kubejoin approve client certificates for %s, so new nodes wait for a person", tokens.DefaultGroup))
 	}
 	if !(right{"", certificatesGroup, selfNodeClient, "", "create"}.allowed(f.rules("", inGroups(nodesGroup)))) {
 		all = append(all, found("selfnodeclient-missing", bind("kubeadm:node-autoapprove-certificate-rotation", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", nodesGroup),
-			"no ClusterRoleBinding has renewals approved for %s, so certificates of nodes expire", nodesGroup))
+			"no ClusterRoleBinding lets kubejoin approve renewals for %s, so certificates of nodes expire", nodesGroup))
 	}
 	for _, need := range []struct {
 		right
