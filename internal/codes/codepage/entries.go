@@ -235,7 +235,7 @@ var startErrors = []Entry{
 	{StartError, "the key is encrypted", "1", "the key of the CA has a passphrase", "`kubejoin serve --cluster-signing-key-passphrase-file FILE`"},
 	{StartError, "file is accessible to every user", "1", "all users of the machine can read the key of the CA", "`chmod 600 FILE`; in a Secret volume, set `defaultMode`"},
 	{StartError, "file is accessible to other users", "1", "other users could read the tokens in `--data-dir`", "`chmod 600 FILE`, and replace its tokens"},
-	{StartError, "so other users can write to it", "1", "other users could have changed a file of kubejoin", "run the printed `chmod`, if you trust its content"},
+	{StartError, "so other users can write to it", "1", "other users could have changed a file of kubejoin", "if you trust the content of the file, run the printed `chmod`"},
 	{StartError, "so other users can replace its contents", "1", "other users could have replaced the files in a folder of kubejoin", "run the printed `chmod`, or use another folder"},
 	{StartError, "the CA is not valid yet", "1", "the clock is wrong, here or where the CA was made", "`date -u`"},
 	{StartError, "the CA has expired", "1", "an old CA, or a wrong clock", "`date -u`, or " + renewCA},

@@ -330,7 +330,7 @@ func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r 
 		switch {
 		case is == nil && was == nil, is != nil && was != nil && (digest(is) == digest(was) || slices.Contains(b.index.Written[name], digest(is))):
 		case name == a.key && is != nil && was != nil && pemfile.IsEncrypted(is): // as docs/certificates.md advises
-		// The kubelet or an operator wrote it.
+		// The kubelet or an operator wrote this file since the backup. Keep its content as the new original.
 		case is != nil && (was == nil || name == kubeletConf || slices.Contains(a.trusting, name)):
 			if err := h.keep(b, name, is); err != nil {
 				return err

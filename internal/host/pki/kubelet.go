@@ -282,7 +282,7 @@ func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err e
 		return h.file(kubeletConf), chain, err
 	case link != config.User.ClientKey:
 		_, chain, _ = linked(absolute(h.Dir, link)) // NodeName reads the node name from this chain
-		return "", chain, fmt.Errorf("%s: client-certificate and client-key are different files, want one for both, as the kubelet writes it: put both into one file, and name it twice", h.file(kubeletConf))
+		return "", chain, fmt.Errorf("%s: client-certificate and client-key name different files, want one file with certificate and key, as the kubelet writes it: put both into one file, and set both fields to its path", h.file(kubeletConf))
 	}
 	return linked(absolute(h.Dir, link))
 }

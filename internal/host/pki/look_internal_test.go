@@ -338,7 +338,7 @@ func TestRefusesKubeletConfWithTwoFiles(t *testing.T) {
 	config.AuthInfos["me"].ClientKey = filepath.Join(f.KubeletDir, "pki/other.key")
 	f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
 	files := tree(t, f.Dir)
-	if _, err := f.Apply(t.Context(), f.at(rotation.Prepare)); err == nil || !strings.Contains(err.Error(), "client-certificate and client-key are different files") || len(differ(files, tree(t, f.Dir))) > 0 {
+	if _, err := f.Apply(t.Context(), f.at(rotation.Prepare)); err == nil || !strings.Contains(err.Error(), "client-certificate and client-key name different files") || len(differ(files, tree(t, f.Dir))) > 0 {
 		t.Errorf("got %v, want a refusal", err)
 	}
 }

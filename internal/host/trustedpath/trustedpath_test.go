@@ -41,7 +41,7 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 	}{
 		"nothing wrong":                      {at: file},
 		"file that the world can read":       {at: file, do: []step{mode(0o644)}},
-		"file that its group can write":      {at: file, do: []step{mode(0o620)}, fault: file, want: "mode 0620, so other users can write to it; if you trust its content: chmod go-w "},
+		"file that its group can write":      {at: file, do: []step{mode(0o620)}, fault: file, want: "mode 0620, so other users can write to it; if you trust the content of this path, run: chmod go-w "},
 		"file that the world can write":      {at: file, do: []step{mode(0o602)}, fault: file, want: "mode 0602"},
 		"file of another user":               {at: file, do: []step{owner(stranger, 0)}, fault: file, want: "owner 61234, group 0 and mode 0600; want owner root, "},
 		"folder of another user":             {at: folder, do: []step{owner(stranger, 0)}, fault: folder, want: "want owner root, "},

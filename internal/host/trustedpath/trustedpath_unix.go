@@ -90,7 +90,7 @@ func checkLast(path string, info fs.FileInfo) error {
 		return err
 	}
 	if info.Mode().Perm()&worldOrGroup != 0 {
-		return fmt.Errorf("%s has %s, so other users can write to it; if you trust its content: chmod go-w %s", show(path), describe(info), quote(path))
+		return fmt.Errorf("%s has %s, so other users can write to it; if you trust the content of this path, run: chmod go-w %s", show(path), describe(info), quote(path))
 	}
 	return nil
 }
