@@ -87,7 +87,7 @@ var remedies = []remedy{
 	{"signer/rotation/rotation.go", "if it is gone for good", "TestEachPrecondition"},
 	{"signer/rotation/rotation.go", "if no machine still joins with it", "TestEachPrecondition"},
 	{"signer/rotation/rowstate/store.go", "if it is lost", "TestRotationThatLostItsSecretGoesBack"},
-	{"signer/rotation/rowstate/store.go", "no holder of the old CA key has stored the new one", "TestKeyIsStoredEncrypted"},
+	{"signer/rotation/rowstate/store.go", "cannot decrypt the new CA key with the old CA key", "TestKeyIsStoredEncrypted"},
 	{"tokens/secretstore/lease.go", "if no machine uses the name", "TestMalformedClaimKeepsName"},
 	// tables of codes
 	{"docs/codes.md", "Somebody changed cluster-info to something that no machine should trust", "TestPublishesNoUnusableClusterInfo"},

@@ -144,7 +144,7 @@ func TestKeyIsStoredEncrypted(t *testing.T) {
 	_, key, err := must.Value(signer.GenerateCA("other", time.Now(), 24*time.Hour))(t).PEM()
 	must.OK(t, err)
 	must.OK(t, os.WriteFile(copied, key, 0o600))
-	if changed, err := a.followed(t); err == nil || changed || !strings.Contains(err.Error(), "no holder of the old CA key") {
+	if changed, err := a.followed(t); err == nil || changed || !strings.Contains(err.Error(), "cannot decrypt the new CA key with the old CA key") {
 		t.Errorf("with another old key: got %t, %v", changed, err)
 	}
 	must.OK(t, os.WriteFile(copied, good, 0o600))
@@ -167,7 +167,7 @@ func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
 		must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
 	}
 	must.Value(a.followed(t))(t)
-	if changed, err := thief.followed(t); err == nil || changed || !strings.Contains(err.Error(), "no holder of the old CA key") {
+	if changed, err := thief.followed(t); err == nil || changed || !strings.Contains(err.Error(), "cannot decrypt the new CA key with the old CA key") {
 		t.Errorf("without the file beside the rows: got %t, %v, want an error", changed, err)
 	}
 	for range 2 {
@@ -434,7 +434,7 @@ func TestFollowBelievesOnlyHoldersOfTheOldKey(t *testing.T) {
 		must.OK(t, a.Put(t.Context(), r, version))
 		before := must.Value(os.ReadFile(a.Cert))(t)
 		changed, err := a.followed(t)
-		if err == nil || !strings.Contains(err.Error(), "no holder of the old CA key") || changed || !bytes.Equal(before, must.Value(os.ReadFile(a.Cert))(t)) {
+		if err == nil || !strings.Contains(err.Error(), "cannot decrypt the new CA key with the old CA key") || changed || !bytes.Equal(before, must.Value(os.ReadFile(a.Cert))(t)) {
 			t.Errorf("%s: got %t, %v, want a refusal and the same file", name, changed, err)
 		}
 	}

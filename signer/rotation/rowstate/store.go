@@ -165,7 +165,7 @@ func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]
 	}
 	content, err := aead.Open(nil, nil, sealed, about(r))
 	if err != nil {
-		return nil, errors.New("no holder of the old CA key has stored the new one for these certificates, so kubejoin does not trust them; next: kubejoin ca abort")
+		return nil, errors.New("cannot decrypt the new CA key with the old CA key and the certificates of this rotation: somebody changed the stored key or the rotation without the old CA key, so kubejoin does not trust either; next: kubejoin ca abort")
 	}
 	key, err := pemfile.Key(content)
 	if err != nil {
