@@ -64,7 +64,8 @@ type view struct {
 	e               api.NodeExplanation
 }
 
-// readable reports whether a fact could be read. If not, the sentence will say so.
+// readable reports whether a fact could be read. If not, it adds the fact to v.missing, and the explanation says that
+// the fact could not be read.
 func (v *view) readable(f api.Fact) bool {
 	if !v.isUnread(f) {
 		return true

@@ -42,8 +42,8 @@ func clean(message string) string {
 	return strings.TrimRight(safetext.Text(message, maxMessage), " .")
 }
 
-// title returns the name of a request for a sentence. It quotes a name that could pass for other words of the
-// sentence.
+// title returns the name of a request for a sentence. It quotes a name that is unsafe in a shell, because a reader could
+// take such a name for a part of the sentence.
 func title(r api.RequestEvidence) string {
 	if safetext.SafeInShell(r.Name) {
 		return r.Name
