@@ -287,7 +287,7 @@ func TestKeyEnds(t *testing.T) {
 		time.Sleep(time.Minute)
 		var ends *joinformat.KeyEndsError
 		if up, err := u.Upload(t.Context()); !errors.As(err, &ends) || !ends.Expires.Equal(start.Add(joinformat.KeyTTL)) || !up.Key.IsZero() {
-			t.Errorf("shortly before the end: got %+v, %v, want an error with the end", up, err)
+			t.Errorf("shortly before the key expires: got %+v, %v, want a KeyEndsError with its expiration", up, err)
 		}
 		if list, err := client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
 			t.Errorf("got %d Secrets, %v, want the upload and its owner", len(list.Items), err)
@@ -298,7 +298,7 @@ func TestKeyEnds(t *testing.T) {
 		owner.Data["expiration"] = []byte(start.Add(8000 * time.Hour).Format(time.RFC3339))
 		must.Value(client.CoreV1().Secrets("kube-system").Update(t.Context(), owner, metav1.UpdateOptions{}))(t)
 		if up := at(joinformat.KeyTTL); up.Key == first.Key || up.Shared || !up.Expires.Equal(start.Add(joinformat.KeyTTL+joinformat.UploadTTL)) {
-			t.Errorf("at the end: got %+v, want a new key", up)
+			t.Errorf("when the key expires: got %+v, want a new key", up)
 		}
 		// The expired upload still exists, because nothing deletes it here. Upload must not use its key again.
 		second := upload(t, u)

@@ -54,11 +54,11 @@ func TestReadsKeysThatOpenSSLEncrypts(t *testing.T) {
 			}
 		}
 		if _, err := pemfile.Key(content); err == nil || !strings.Contains(err.Error(), "or a file with its passphrase") {
-			t.Errorf("%s without a passphrase: %v", file, err)
+			t.Errorf("%s without a passphrase: got error %v, want one that asks for a file with the passphrase", file, err)
 		}
 		_, err = pemfile.EncryptedKey(content, []byte("correct horst"))
 		if err == nil || !strings.Contains(err.Error(), "the passphrase is wrong, or the file is damaged") || strings.Contains(err.Error(), "horst") {
-			t.Errorf("%s with a wrong passphrase: %v", file, err)
+			t.Errorf("%s with a wrong passphrase: got error %v, want one that says so, without the passphrase", file, err)
 		}
 	}
 	if len(files) != 7 {
