@@ -3,6 +3,7 @@
 package nodeproperties
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -48,8 +49,8 @@ type operation struct {
 }
 
 // Plan returns the JSON patch that gives a Node all that it wants at once: labels, taints, and the removal of the taint that it
-// joined with. Without that taint, a Node does not wait for its serving certificate, which served reports. The patch is nil
-// if the Node waits, or if nothing is missing.
+// joined with. Without that taint, a Node does not wait for its serving certificate, which served reports. If a label or taint
+// has another value, the Node waits with that taint, and the patch adds the others. The patch is nil if nothing can be added.
 //
 // Plan never changes a label or taint that exists. The patch fails if the Node is another one, if its taints have changed, or
 // if one of the labels was added meanwhile: the test for null of kube-apiserver succeeds if there is no value.
@@ -63,28 +64,32 @@ func Plan(node *corev1.Node, want tokens.NodeProperties, served bool) (patch []b
 		case !found:
 			tests, changes = append(tests, operation{"test", path, nil}), append(changes, operation{"add", path, labels[key]})
 		case got != labels[key]:
-			return nil, Waits{ForConflict, fmt.Sprintf("its label %s is gone, which has the value %q where its token asks for %q", key, got, labels[key])}
+			waits = cmp.Or(waits, Waits{ForConflict, fmt.Sprintf("its label %s is gone, which has the value %q where its token asks for %q", key, got, labels[key])})
 		}
 	}
-	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isJoining)
+	taints := slices.Clone(node.Spec.Taints)
 	for _, t := range want.TaintList() {
 		at := slices.IndexFunc(taints, func(has corev1.Taint) bool { return has.Key == t.Key && string(has.Effect) == t.Effect })
 		switch {
 		case at < 0:
 			taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
 		case taints[at].Value != t.Value:
-			return nil, Waits{ForConflict, fmt.Sprintf("its taint %s:%s is gone, which has the value %q where its token asks for %q", t.Key, t.Effect, taints[at].Value, t.Value)}
+			waits = cmp.Or(waits, Waits{ForConflict, fmt.Sprintf("its taint %s:%s is gone, which has the value %q where its token asks for %q", t.Key, t.Effect, taints[at].Value, t.Value)})
 		}
 	}
-	if Joining(node) && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served {
+	joined := waits == (Waits{}) && Joining(node)
+	if joined && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served {
 		return nil, waitsForCertificate
+	}
+	if joined {
+		taints = slices.DeleteFunc(taints, isJoining)
 	}
 	if len(changes) > 0 && node.Labels == nil {
 		tests = []operation{tests[0], {"test", "/metadata/labels", nil}}
 		changes = append([]operation{{"add", "/metadata/labels", map[string]string{}}}, changes...)
 	}
 	// A taint is added, or the one of joining is removed.
-	if len(taints) != len(node.Spec.Taints) || Joining(node) {
+	if len(taints) != len(node.Spec.Taints) || joined {
 		var before any = node.Spec.Taints
 		if len(node.Spec.Taints) == 0 {
 			before = nil
@@ -92,11 +97,11 @@ func Plan(node *corev1.Node, want tokens.NodeProperties, served bool) (patch []b
 		tests, changes = append(tests, operation{"test", "/spec/taints", before}), append(changes, operation{"add", "/spec/taints", taints})
 	}
 	if len(changes) == 0 {
-		return nil, Waits{}
+		return nil, waits
 	}
 	patch, err := json.Marshal(append(tests, changes...))
 	if err != nil {
 		panic(err) // strings and taints have a JSON form
 	}
-	return patch, Waits{}
+	return patch, waits
 }

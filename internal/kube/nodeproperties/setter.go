@@ -131,7 +131,7 @@ func (s *Setter) Joining(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(joining)), nil
 }
 
-// Set gives a Node what it wants, unless it waits. It returns the UID of the Node and true if the Node now has everything. The
+// Set gives a Node what it wants. If the Node waits, it gets no more than [Plan] says. Set returns the UID of the Node and true if the Node now has everything. The
 // error wraps [tokens.ErrNotFound] if there is no such Node.
 func (s *Setter) Set(ctx context.Context, name string, want tokens.NodeProperties) (uid string, done bool, err error) {
 	s.mu.Lock()
@@ -153,11 +153,7 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 		}
 		patch, waits := Plan(node, want, served && string(node.UID) == cached.UID)
 		if patch != nil && !s.may() {
-			waits = WaitsForRight
-		}
-		if waits != (Waits{}) {
-			s.wait(name, waits)
-			return "", false, nil
+			patch, waits = nil, WaitsForRight
 		}
 		if patch != nil {
 			_, err = s.client.CoreV1().Nodes().Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: tokens.OwnName})
@@ -167,6 +163,9 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 		case err != nil:
 			s.wait(name, Waits{ForPatch, "the API server accepts the patch: " + err.Error()})
 			return "", false, nodeError(name, err)
+		case waits != (Waits{}):
+			s.wait(name, waits)
+			return "", false, nil
 		default:
 			s.mu.Lock()
 			delete(s.waits, name)
