@@ -26,8 +26,10 @@ const (
 	attempts = 3
 	// pause is how long a Node is not read again after a conflict, or without the right to patch it.
 	pause = 30 * time.Second
-	// named limits how many waiting Nodes the metric names.
+	// named limits how many waiting Nodes the metric names, with the taint of joining and without it.
 	named = 20
+	// kept is how long the metric names a Node without the taint after the last look at it. A sweep looks each minute.
+	kept = 5 * time.Minute
 )
 
 // A Setter gives Nodes what their tokens ask for. It is the [cleaner.Properties] of a cluster.
@@ -49,7 +51,9 @@ type Setter struct {
 // A wait is a Node that waits.
 type wait struct {
 	Waits
-	paused time.Time // the Node is not read before
+	paused  time.Time // the Node is not read before
+	tainted bool      // it has JoiningTaint
+	named   bool      // the metric names it
 }
 
 // A serving is a request for a serving certificate.
@@ -63,7 +67,7 @@ type serving struct {
 func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache, may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
 	s := &Setter{client: client, nodes: nodes, may: may, log: log, waits: map[string]wait{}}
 	s.waiting = metrics.Gauge(registry, "kubejoin_joining_node_created_timestamp_seconds",
-		"When a Node was created that still has the taint kubejoin.io/joining, in Unix seconds, by what it waits for; at most 20 Nodes.", "node", "waits_for")
+		"When a Node was created that waits for what its token asks for, in Unix seconds, by what it waits for; at most 20 Nodes with the taint kubejoin.io/joining, and 20 without.", "node", "waits_for")
 	s.served = sync.OnceValue(func() *kubecache.Cache[*certificates.CertificateSigningRequest, serving] {
 		return kubecache.Open(watch, client, client.CertificatesV1().CertificateSigningRequests(), "spec.signerName="+certificates.KubeletServingSignerName, kubecache.Config[*certificates.CertificateSigningRequest, serving]{
 			What: "serving certificates",
@@ -123,10 +127,11 @@ func (s *Setter) Joining(ctx context.Context) ([]string, error) {
 	s.joining = joining
 	maps.DeleteFunc(s.waits, func(name string, w wait) bool {
 		_, tainted := joining[name]
-		if !tainted {
+		ended := !tainted && (w.tainted || time.Now().After(w.paused.Add(kept)))
+		if ended {
 			s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
 		}
-		return !tainted && time.Now().After(w.paused)
+		return ended
 	})
 	return slices.Sorted(maps.Keys(joining)), nil
 }
@@ -143,7 +148,7 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 	}
 	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(name, cached.Created)
 	if tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served { // the Node need not be read
-		s.wait(name, waitsForCertificate)
+		s.wait(name, cached.Created, waitsForCertificate)
 		return "", false, nil
 	}
 	for attempt := 1; ; attempt++ {
@@ -161,10 +166,10 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 		switch {
 		case attempt < attempts && (apierrors.IsInvalid(err) || apierrors.IsConflict(err)): // perhaps its taints have changed
 		case err != nil:
-			s.wait(name, Waits{ForPatch, "the API server accepts the patch: " + err.Error()})
+			s.wait(name, node.CreationTimestamp.Time, Waits{ForPatch, "the API server accepts the patch: " + err.Error()})
 			return "", false, nodeError(name, err)
 		case waits != (Waits{}):
-			s.wait(name, waits)
+			s.wait(name, node.CreationTimestamp.Time, waits)
 			return "", false, nil
 		default:
 			s.mu.Lock()
@@ -187,24 +192,32 @@ func nodeError(name string, err error) error {
 }
 
 // wait records that a Node waits.
-func (s *Setter) wait(name string, w Waits) {
+func (s *Setter) wait(name string, created time.Time, w Waits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := wait{Waits: w}
+	before := s.waits[name]
+	now := wait{Waits: w, paused: time.Now()}
 	if w.For == ForConflict || w.For == ForRight {
-		now.paused = time.Now().Add(pause)
+		now.paused = now.paused.Add(pause)
 	}
-	before, known := s.waits[name]
+	_, now.tainted = s.joining[name]
+	delete(s.waits, name)
+	others := 0
+	for _, other := range s.waits {
+		if other.named && other.tainted == now.tainted {
+			others++
+		}
+	}
+	now.named = others < named
 	s.waits[name] = now
-	if before.For == w.For {
-		return
+	if before.For != w.For {
+		s.log.Info("node waits", "node", name, "until", w.Text)
 	}
-	s.log.Info("node waits", "node", name, "until", w.Text)
-	if known {
+	if before.For != w.For || !now.named {
 		s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
 	}
-	if n, tainted := s.joining[name]; tainted && len(s.waits) <= named {
-		s.waiting.WithLabelValues(name, w.For).Set(float64(n.Created.Unix()))
+	if now.named {
+		s.waiting.WithLabelValues(name, w.For).Set(float64(created.Unix()))
 	}
 }
 

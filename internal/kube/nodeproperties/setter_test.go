@@ -1,7 +1,6 @@
 package nodeproperties
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"slices"
@@ -45,6 +44,7 @@ func (c *cluster) set(t *testing.T, want tokens.NodeProperties) (calls string, d
 	t.Helper()
 	synctest.Wait() // for the caches
 	must.Value(c.Joining(t.Context()))(t)
+	synctest.Wait() // for the watch of Nodes
 	c.client.ClearActions()
 	_, done, err = c.Set(t.Context(), "worker-1", want)
 	synctest.Wait()
@@ -112,12 +112,14 @@ func TestSetWaitsForServingCertificate(t *testing.T) {
 
 // Catches a Node that is read again and again, and an error that a kubelet could cause at will: the loop would back off.
 func TestSetWaitsWithPauses(t *testing.T) {
+	other := func(_ *cluster, n *corev1.Node) { n.Labels = map[string]string{"e": "2"} }
 	for name, test := range map[string]struct {
 		change func(*cluster, *corev1.Node)
 		mend   func(*cluster, *corev1.Node)
 		waits  string
 	}{
-		"label of the kubelet": {func(_ *cluster, n *corev1.Node) { n.Labels = map[string]string{"e": "2"} }, func(_ *cluster, n *corev1.Node) { n.Labels = nil }, ForConflict},
+		"no taint of joining":  {func(c *cluster, n *corev1.Node) { other(c, n); n.Spec.Taints = nil }, func(_ *cluster, n *corev1.Node) { n.Labels = nil }, ForConflict},
+		"label of the kubelet": {other, func(_ *cluster, n *corev1.Node) { n.Labels = nil }, ForConflict},
 		"no right":             {func(c *cluster, _ *corev1.Node) { c.may = false }, func(c *cluster, _ *corev1.Node) { c.may = true; c.Permitted() }, ForRight},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -177,29 +179,45 @@ func TestSetRetriesPatch(t *testing.T) {
 	}
 }
 
-// The metric names Nodes. Catches one that grows without limit, or that names a Node that is gone.
+// The metric names Nodes. Catches one that grows without limit, that names a Node that is gone, or that Nodes without the taint
+// of joining fill up.
 func TestMetricNamesFewWaitingNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCluster(t, node(nil, joining))
 		for i := range 2 * named {
-			n := node(nil, joining)
-			n.Name = "other-" + string(rune('a'+i))
-			must.Value(c.client.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
-		}
-		synctest.Wait()
-		for _, name := range must.Value(c.Joining(t.Context()))(t) {
-			if _, done, err := c.Set(t.Context(), name, waitsForCert); done || err != nil {
-				t.Errorf("%s: %t, %v", name, done, err)
+			for prefix, n := range map[string]*corev1.Node{"other-": node(nil, joining), "conflict-": node(map[string]string{"e": "2"})} {
+				n.Name = prefix + string(rune('a'+i))
+				must.Value(c.client.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
 			}
 		}
-		if n := testutil.CollectAndCount(c.waiting); n != named {
-			t.Errorf("got %d waiting Nodes, want %d", n, named)
+		set := func(names []string) {
+			t.Helper()
+			for _, name := range names {
+				if _, done, err := c.Set(t.Context(), name, waitsForCert); done || err != nil {
+					t.Errorf("%s: %t, %v", name, done, err)
+				}
+			}
 		}
+		expect := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			must.Value(c.Joining(t.Context()))(t)
+			if n := testutil.CollectAndCount(c.waiting); n != want {
+				t.Errorf("%s: got %d waiting Nodes, want %d", when, n, want)
+			}
+		}
+		for i := range 2 * named {
+			set([]string{"conflict-" + string(rune('a'+i))})
+		}
+		expect("conflicts", named)
+		tainted := must.Value(c.Joining(t.Context()))(t)
+		set(tainted)
+		expect("with the taint", 2*named)
 		must.OK(t, c.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "other-a"))
-		synctest.Wait()
-		must.Value(c.Joining(context.Background()))(t)
-		if n := testutil.CollectAndCount(c.waiting); n != named-1 {
-			t.Errorf("after a deletion: got %d waiting Nodes, want %d", n, named-1)
-		}
+		expect("after a deletion", 2*named-1)
+		set(tainted[2:])
+		expect("the next one", 2*named)
+		time.Sleep(pause + kept + time.Second)
+		expect("conflicts that are gone", named)
 	})
 }
