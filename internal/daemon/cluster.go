@@ -372,7 +372,7 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	if decides || enabled[CSRCleaner] {
 		controllers = append(controllers, c.csrControllers(authority))
 	}
-	properties := nodeproperties.Open(c.watch, c.working, c.nodes, c.patchesNodes.Load, c.log, c.registry)
+	properties := nodeproperties.Open(c.watch, c.working, c.nodes, c.claims.Get, c.patchesNodes.Load, c.log, c.registry)
 	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
 		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, Properties: properties,
 		NodesChanged: func(ctx context.Context) <-chan struct{} {

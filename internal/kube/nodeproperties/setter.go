@@ -36,6 +36,7 @@ const (
 type Setter struct {
 	client  kubernetes.Interface
 	nodes   *kubefacts.NodeCache
+	claims  func(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error)
 	may     func() bool
 	log     *slog.Logger
 	waiting *prometheus.GaugeVec
@@ -62,10 +63,11 @@ type serving struct {
 	issued time.Time // zero if it was not issued
 }
 
-// Open returns a Setter. watch is the context of its watch of certificate requests, client patches Nodes, and may reports
-// whether kubejoin has the right. The client needs get and patch on nodes, and list and watch on certificatesigningrequests.
-func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache, may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
-	s := &Setter{client: client, nodes: nodes, may: may, log: log, waits: map[string]wait{}}
+// Open returns a Setter. watch is the context of its watch of certificate requests, client patches Nodes, claims is
+// [tokens.Claims.Get], and may reports whether kubejoin has the right. The client needs get and patch on nodes, and list and watch on certificatesigningrequests.
+func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache,
+	claims func(context.Context, string, tokens.Read) (tokens.Claim, error), may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
+	s := &Setter{client: client, nodes: nodes, claims: claims, may: may, log: log, waits: map[string]wait{}}
 	s.waiting = metrics.Gauge(registry, "kubejoin_joining_node_created_timestamp_seconds",
 		"When a Node was created that waits for what its token asks for, in Unix seconds, by what it waits for; at most 20 Nodes with the taint kubejoin.io/joining, and 20 without.", "node", "waits_for")
 	s.served = sync.OnceValue(func() *kubecache.Cache[*certificates.CertificateSigningRequest, serving] {
@@ -146,7 +148,7 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 	if time.Now().Before(paused) {
 		return "", false, nil
 	}
-	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(name, cached.Created)
+	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(ctx, name)
 	if tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served { // the Node need not be read
 		s.wait(name, cached.Created, waitsForCertificate)
 		return "", false, nil
@@ -221,13 +223,18 @@ func (s *Setter) wait(name string, created time.Time, w Waits) {
 	}
 }
 
-// isServed reports whether the kubelet of a Node got a serving certificate after the Node was created. It does not wait until
-// the cache is filled: a hint follows.
-func (s *Setter) isServed(name string, created time.Time) bool {
+// isServed reports whether the kubelet of a Node got a serving certificate after its claim was created: the certificate is older
+// than a Node that was created again. It does not wait until the cache is filled: a hint follows.
+func (s *Setter) isServed(ctx context.Context, name string) bool {
 	requests := s.served()
 	if _, filled := requests.Len(); !filled {
 		return false
 	}
-	all, err := requests.Grouped(context.Background(), tokens.NodeUserPrefix+name)
-	return err == nil && slices.ContainsFunc(all, func(r serving) bool { return !r.issued.IsZero() && !r.issued.Before(created) })
+	all, _ := requests.Grouped(context.Background(), tokens.NodeUserPrefix+name)
+	all = slices.DeleteFunc(all, func(r serving) bool { return r.issued.IsZero() })
+	if len(all) == 0 { // the claim need not be read
+		return false
+	}
+	claim, err := s.claims(ctx, name, tokens.Live)
+	return err == nil && slices.ContainsFunc(all, func(r serving) bool { return !r.issued.Before(claim.Created) })
 }

@@ -1,6 +1,7 @@
 package nodeproperties
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"slices"
@@ -35,7 +36,10 @@ func openCluster(t *testing.T, n *corev1.Node) *cluster {
 	c := &cluster{may: true, created: time.Now().Truncate(time.Second)}
 	n.CreationTimestamp = metav1.NewTime(c.created)
 	c.client = fake.NewClientset(n)
-	c.Setter = Open(t.Context(), c.client, kubefacts.OpenNodes(t.Context(), c.client), func() bool { return c.may }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	claims := func(_ context.Context, node string, _ tokens.Read) (tokens.Claim, error) {
+		return tokens.Claim{Node: node, Created: c.created.Add(-time.Minute)}, nil
+	}
+	c.Setter = Open(t.Context(), c.client, kubefacts.OpenNodes(t.Context(), c.client), claims, func() bool { return c.may }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return c
 }
 
@@ -76,8 +80,8 @@ func (c *cluster) serve(t *testing.T, name, user string, approved time.Time, iss
 
 var waitsForCert = tokens.NodeProperties{Labels: "e=1", ReadyAfter: tokens.ReadyAfterServingCertificate}
 
-// Catches a taint that goes before the serving certificate, or because of a certificate of another machine, and reads of a Node
-// that waits for it.
+// Catches a taint that goes before the serving certificate, or because of a certificate of another machine. Also catches reads
+// of a Node that waits for it, and a wait for a certificate that is older than the Node, but not than its claim.
 func TestSetWaitsForServingCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCluster(t, node(nil, joining, notReady))
@@ -89,12 +93,12 @@ func TestSetWaitsForServingCertificate(t *testing.T) {
 		}
 		expect("first", "", false, ForCertificate)
 		c.serve(t, "other", tokens.NodeUserPrefix+"worker-2", c.created.Add(time.Minute), true)
-		c.serve(t, "before", tokens.NodeUserPrefix+"worker-1", c.created.Add(-time.Minute), true)
+		c.serve(t, "before", tokens.NodeUserPrefix+"worker-1", c.created.Add(-2*time.Minute), true)
 		c.serve(t, "approved", tokens.NodeUserPrefix+"worker-1", c.created.Add(time.Minute), false)
 		expect("other certificates", "", false, ForCertificate)
 		hints := c.Watch(t.Context())
 		<-hints
-		c.serve(t, "issued", tokens.NodeUserPrefix+"worker-1", c.created, true)
+		c.serve(t, "issued", tokens.NodeUserPrefix+"worker-1", c.created.Add(-time.Minute), true)
 		synctest.Wait()
 		select {
 		case <-hints:

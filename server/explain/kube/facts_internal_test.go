@@ -162,7 +162,7 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 	created := metav1.NewTime(time.Now().Truncate(time.Second))
 	want := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
 	claim := func(uid string) tokens.Claim {
-		return tokens.Claim{Node: "worker-1", TokenID: "abcdef", NodeUID: uid, Limits: tokens.Limits{Node: want}}
+		return tokens.Claim{Node: "worker-1", TokenID: "abcdef", NodeUID: uid, Created: created.Add(-time.Minute), Limits: tokens.Limits{Node: want}}
 	}
 	serving := func(at metav1.Time) []object {
 		return []object{{
@@ -182,7 +182,8 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 		want    string
 	}{
 		"no certificate":         {claim: claim(""), joining: true, right: true, want: "its kubelet gets a serving certificate"},
-		"certificate before":     {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-time.Second))), want: "its kubelet gets a serving certificate"},
+		"certificate before":     {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-2 * time.Minute))), want: "its kubelet gets a serving certificate"},
+		"older than the Node":    {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-time.Second))), want: "kubejoin has patched it"},
 		"certificate":            {claim: claim(""), joining: true, right: true, served: serving(created), want: "kubejoin has patched it"},
 		"no right":               {claim: claim(""), joining: true, served: serving(created), want: "kubejoin may patch Nodes"},
 		"patch fails":            {claim: claim(""), joining: true, right: true, served: serving(created), failed: failed, want: "webhook down"},

@@ -200,7 +200,7 @@ func (g *gathering) properties() {
 	}
 	served := slices.ContainsFunc(g.served, func(r object) bool {
 		at := nodeproperties.Issued(r)
-		return r.Spec.Username == tokens.NodeUserPrefix+f.Node && !at.IsZero() && !at.Before(g.object.CreationTimestamp.Time)
+		return r.Spec.Username == tokens.NodeUserPrefix+f.Node && !at.IsZero() && !at.Before(g.known.Created)
 	})
 	patch, waits := nodeproperties.Plan(g.object, g.known.Remaining().Node, served)
 	switch {
