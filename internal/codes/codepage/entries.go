@@ -87,7 +87,7 @@ var reasons = []Entry{
 // states are the states that are not also reasons.
 var states = []Entry{
 	{State, string(api.Joined), "", "the Node is Ready", "if it is not your machine, another one has the name: `kubectl get node NODE -o wide`"},
-	{State, string(api.JoinedNotReady), "", "the Node is there and not Ready", "`kubectl describe node NODE`"},
+	{State, string(api.JoinedNotReady), "", "the Node exists, and is not Ready", "`kubectl describe node NODE`"},
 	{State, string(explain.NothingArrived), "", "no request came, and a live token allows the name", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NothingKnown), "", "no request came, and no token is limited to the name", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NoClusterInfo), "", "no request came, and without cluster-info no machine discovers the cluster", "`kubejoin doctor`"},
@@ -95,16 +95,16 @@ var states = []Entry{
 	{State, string(explain.TokenUnknown), "", "the token of the request does not exist", oneMachine},
 	{State, string(explain.Denied), "", "the request was denied for another reason, which the sentence gives", "`kubectl describe csr NAME`"},
 	{State, string(explain.Failed), "", "the signer refused the request for another reason, which the sentence gives", "`kubectl describe csr NAME`"},
-	{State, string(explain.NotApproved), "", "the request could be approved, and is not", "`kubejoin explain --csr NAME`"},
+	{State, string(explain.NotApproved), "", "the request is not approved, although it could be", "`kubejoin explain --csr NAME`"},
 	{State, string(explain.NotSigned), "", "the request is approved, and not signed", "`kubejoin doctor`"},
 	{State, string(explain.WaitsForTurn), "", "the machine waits until another control plane has joined", "wait: docs/control-planes.md"},
 	{State, string(explain.Claimed), "", "a token holds the name, and there is neither a request nor a Node", "`kubejoin claim list`"},
-	{State, string(explain.CertificateIssued), "", "the machine has its certificate, and no Node", "on the machine: `journalctl -u kubelet`"},
+	{State, string(explain.CertificateIssued), "", "the machine has its certificate, but there is no Node", "on the machine: `journalctl -u kubelet`"},
 	{State, string(explain.CertificateExpired), "", "the certificate has expired, and no Node is Ready", "on the machine: `kubejoin rejoin`; without `--rejoin-window`, " + replaceNode},
 	{State, string(explain.SignedByOther), "", "another signer issued the certificate, and there is no Node", otherSigner},
 	{State, string(explain.WrongIssuer), "", "no CA in cluster-info issued the certificate, and there is no Node", "`kubejoin doctor`"},
 	{State, string(explain.NodeDeleted), "", "the Node was deleted, and its machine cannot renew", oneMachine},
-	{State, string(explain.Unknown), "", "you may not read a fact that decides", "ask for the permission that the sentence names"},
+	{State, string(explain.Unknown), "", "you lack the permission to read a required fact", "ask for the permission that the sentence names"},
 }
 
 // on returns the entry of an Event on a kind of object. The class contains the object and the type of the Event.
@@ -231,7 +231,7 @@ var startErrors = []Entry{
 	{StartError, "address already in use", "1", "another process has the port of `--listen`", "`ss -ltnp`, or another `--listen`"},
 	{StartError, "no such file or directory", "1", "a file of a flag is missing", "correct the path"},
 	{StartError, "permission denied", "1", "kubejoin may not read a file of a flag", "run kubejoin as the owner of the file"},
-	{StartError, "the CA key matches none of the", "1", "certificate and key are of different CAs", "give the pair that belongs together"},
+	{StartError, "the CA key matches none of the", "1", "certificate and key belong to different CAs", "give the pair that belongs together"},
 	{StartError, "the key is encrypted", "1", "the key of the CA has a passphrase", "`kubejoin serve --cluster-signing-key-passphrase-file FILE`"},
 	{StartError, "file is accessible to every user", "1", "all users of the machine can read the key of the CA", "`chmod 600 FILE`; in a Secret volume, set `defaultMode`"},
 	{StartError, "file is accessible to other users", "1", "other users could read the tokens in `--data-dir`", "`chmod 600 FILE`, and replace its tokens"},

@@ -22,39 +22,40 @@ type section struct {
 
 var sections = []section{
 	{Problem, "Problem types", "type", "status", "meaning",
-		"Errors of the [HTTPS API](http-api.md) have these types, after `https://kubejoin.io/problems/`. A type never changes."},
+		"The type of an error of the [HTTPS API](http-api.md) is `https://kubejoin.io/problems/` and one of these names. A name\nnever changes its meaning."},
 	{Reason, "Reasons", "reason", "verdict", "cause", `The same reasons appear in the condition of a CertificateSigningRequest, in Events, in problems of
 ` + "`POST /v1/certificate`, in the issuance record and in `kubejoin explain --csr`" + `. The verdict says what kubejoin does:
 
-- **denied**: kubejoin never issues a certificate for this request. The condition is ` + "`Denied`" + ` if kubejoin decides.
-  It is ` + "`Failed`" + ` if someone else approved and kubejoin signs. Over HTTPS it is 403 ` + "`certificate-refused`" + `.
+- **denied**: kubejoin never issues a certificate for this request. kubejoin sets the condition ` + "`Denied`" + `. If
+  someone else has already approved the request, kubejoin sets ` + "`Failed`" + ` instead. Over HTTPS, the response is 403
+  ` + "`certificate-refused`" + `.
 - **denied over HTTPS**: kubejoin never issues a certificate over HTTPS. The API server makes the same check before it
   creates a CertificateSigningRequest.
-- **not approved**: kubejoin leaves the request to people and other approvers. Over HTTPS it is 403
+- **not approved**: kubejoin leaves the request to people and other approvers. Over HTTPS, the response is 403
   ` + "`certificate-not-permitted`, or `forbidden` for a user without the permission to `sign`" + `.
-- **waits**: for an hour after the creation of the request, kubejoin decides again and again. By then, the kubelet sends
-  another request. With ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `, kubejoin decides
-  again for a day. Over HTTPS it is 503 ` + "`certificate-waits`" + `.
+- **waits**: for an hour after the creation of the request, kubejoin repeats the decision. After that time, the kubelet
+  sends another request. With ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `, kubejoin
+  repeats the decision for a day. Over HTTPS, the response is 503 ` + "`certificate-waits`" + `.
 - **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
   ` + "`kubejoin_rejoins_total`" + ` have the reason.
 
-Look before you destroy: ` + "`sh join.sh --diagnose`" + ` shows whether a machine has joined, and ` + "`kubejoin explain NODE`" + ` whether
-the machine of a name works.`},
-	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these, or one of the [reasons](#reasons)."},
-	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
-		"The same [reasons](#reasons) appear in conditions, and in Events on requests and Nodes. Such an Event has type\n" +
+Before you delete or reset anything, check the machine. ` + "`sh join.sh --diagnose`" + ` shows whether a machine has joined.
+` + "`kubejoin explain NODE`" + ` shows whether the machine with a node name works.`},
+	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these states, or one of the [reasons](#reasons)."},
+	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request. `kubectl -n kubejoin-system get events` shows Events on the\n" +
+		"Lease. The same [reasons](#reasons) appear in conditions, and in Events on requests and Nodes. Such an Event has type\n" +
 		codes.Refused("").Type() + " if the request was denied, has failed or is no longer retried, and " + codes.Undecided("").Type() + " if it may still be granted.\n\n" +
 		"Standalone there are no Events. Any node can write an Event that looks like one of kubejoin, but no node\n" +
 		"can write into kubejoin's log."},
-	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A check exists only where kubejoin\n" +
-		"runs that part. The last valid files stay in use if new ones are unusable."},
+	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A kubejoin has only\n" +
+		"the checks of the parts that it runs. If new files are unusable, kubejoin keeps using the last valid files."},
 	{Exit, "Exit codes", "exit code", "command", "meaning", ""},
-	{Alert, "Alerts", "alert", "severity", "fires when", "[rules.yaml](../deploy/chart/kubejoin/files/rules.yaml) has the rules for Prometheus. Critical alerts are for a pager:\n" +
-		"they fire when machines cannot join, or nodes will be lost."},
+	{Alert, "Alerts", "alert", "severity", "fires when", "[rules.yaml](../deploy/chart/kubejoin/files/rules.yaml) has the rules for Prometheus. Send critical alerts to a\n" +
+		"pager: they fire when machines cannot join, or when the cluster will lose nodes."},
 	{Finding, "Findings of doctor", "finding", "severity", "meaning", "`kubejoin doctor` prints the command for your cluster with each finding."},
-	{Diagnose, "Checks of diagnose", "check", "", "finds", "`sh join.sh --diagnose` makes these [on a machine](diagnose.md)."},
-	{StartError, "Errors at start", "message has", "exit code", "cause", "`kubejoin serve` names the flag and the file before the message. Without an API server it starts, logs warnings, and\n" +
-		"`/readyz` fails until the API server responds."},
+	{Diagnose, "Checks of diagnose", "check", "", "finds", "`sh join.sh --diagnose` runs these checks [on a machine](diagnose.md)."},
+	{StartError, "Errors at start", "message has", "exit code", "cause", "`kubejoin serve` prints the flag and the file before the message. If the API server does not respond, kubejoin\n" +
+		"starts and logs warnings, and `/readyz` fails until the API server responds."},
 }
 
 // place returns the position of a kind on the page.
@@ -74,8 +75,8 @@ This page explains each code that kubejoin prints, and what to do next. It is fo
 
 <!-- Generated from the source: go generate ./internal/codes/codepage -->
 
-` + "`kubejoin explain CODE`" + ` prints an entry, without a cluster or a server. A node may have the name of a code in lower
-case, so these need ` + "`--code`" + `:
+` + "`kubejoin explain CODE`" + ` prints the entry of a code, and needs no cluster or server. Codes in lower case can also be
+names of nodes. For such a code, add ` + "`--code`" + `:
 
 ` + "```sh" + `
 kubejoin explain TokenSpent
