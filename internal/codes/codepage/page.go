@@ -22,7 +22,7 @@ type section struct {
 
 var sections = []section{
 	{Problem, "Problem types", "type", "status", "meaning",
-		"The type of an error of the [HTTPS API](http-api.md) is `https://kubejoin.io/problems/` and one of these names. A name\nnever changes its meaning."},
+		"Errors of the [HTTPS API](http-api.md) have a type such as `https://kubejoin.io/problems/forbidden`. The table lists the\nlast part of each type. A type never changes."},
 	{Reason, "Reasons", "reason", "verdict", "cause", `The same reasons appear in the condition of a CertificateSigningRequest, in Events, in problems of
 ` + "`POST /v1/certificate`, in the issuance record and in `kubejoin explain --csr`" + `. The verdict says what kubejoin does:
 
