@@ -62,7 +62,7 @@ func (p ReleasedClaim) Active(now time.Time) bool { return p.Until.After(now) }
 // p unchanged if p lasts long enough for that certificate.
 func (p ReleasedClaim) Renewed(now time.Time) ReleasedClaim {
 	if p.Until.Before(now.Add(p.CertificateDuration + pastMargin/2)) {
-		p = p.lasting(now.Add(p.CertificateDuration))
+		p = p.Lasting(now.Add(p.CertificateDuration))
 	}
 	return p
 }
@@ -84,8 +84,8 @@ func (p ReleasedClaim) check() error {
 	return nil
 }
 
-// lasting returns p, extended if necessary, so that it lasts at least until a certificate with this end has expired.
-func (p ReleasedClaim) lasting(end time.Time) ReleasedClaim {
+// Lasting returns p, extended if necessary, so that it lasts at least until a certificate with this end has expired.
+func (p ReleasedClaim) Lasting(end time.Time) ReleasedClaim {
 	if until := end.Add(pastMargin).UTC().Truncate(time.Second); until.After(p.Until) {
 		p.Until = until
 	}
@@ -101,10 +101,10 @@ func (c Claim) Released() bool { return c.TokenID == "" }
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
 	p := c.Remaining()
 	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
-		p = p.lasting(now.Add(max(p.CertificateDuration, longest)))
+		p = p.Lasting(now.Add(max(p.CertificateDuration, longest)))
 	}
 	if p.Rejoin != "" || p.Node != (NodeProperties{}) {
-		p = p.lasting(now).lasting(c.Identity.NotAfter)
+		p = p.Lasting(now).Lasting(c.Identity.NotAfter)
 	}
 	return p
 }

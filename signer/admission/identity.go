@@ -166,6 +166,9 @@ func planCertificate(f facts, r approval.Request, a Admitted, made tokens.Identi
 		p.admitted.BoundBy = f.claim.Identity.Bound.Fingerprint
 	}
 	p.next = withCertificate(p.next, made, r)
+	if past := &p.next.Past; p.next.Released() && isOwn(r) && (past.Rejoin != "" || past.Node != (tokens.NodeProperties{})) {
+		*past = past.Lasting(made.NotAfter) // its Node may not exist, so the Identity may end sooner
+	}
 	return p
 }
 

@@ -200,6 +200,34 @@ func TestRejoinKeepsPastAlive(t *testing.T) {
 	}
 }
 
+// The Node of a machine may register again as long as its certificate is valid. It must then get the same labels.
+func TestCertificateKeepsPastAlive(t *testing.T) {
+	labels := tokens.ReleasedClaim{Node: tokens.NodeProperties{Labels: "a=b"}}
+	for name, test := range map[string]struct {
+		past tokens.ReleasedClaim
+		user string // empty if it rejoins
+		want bool
+	}{
+		"renewal":                {past: labels, user: "system:node:worker-1", want: true},
+		"renewal, cannot rejoin": {past: tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny}, user: "system:node:worker-1", want: true},
+		"rejoin":                 {past: labels, want: true},
+		"new machine":            {past: labels, user: "system:bootstrap:abc123"},
+	} {
+		c, f := usual()
+		_, r := f.plan(c)
+		if test.user != "" {
+			r.Rejoin, r.User = nil, test.user
+		}
+		end := f.ago(-365 * 24 * time.Hour)
+		test.past.Until = f.ago(-time.Hour)
+		f.claim = tokens.Claim{Node: c.Node, Identity: c.Identity, Past: test.past}
+		p := planCertificate(f.facts, r, Admitted{}, tokens.Identity{Credentials: credentials(newKey), NotAfter: end})
+		if got := p.next.Past; p.err != nil || got.Active(end) != test.want {
+			t.Errorf("%s: got %+v, %v, want it to last until %s: %t", name, got, p.err, end, test.want)
+		}
+	}
+}
+
 func TestStrangerHasAnotherCertificate(t *testing.T) {
 	own, other := revocation.FingerprintOf(&x509.Certificate{Raw: []byte("own")}), revocation.FingerprintOf(&x509.Certificate{Raw: []byte("other")})
 	known := tokens.Identity{Credentials: []tokens.Credential{{Fingerprint: string(own)}}}
