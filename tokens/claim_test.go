@@ -136,7 +136,7 @@ func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 		MaxNodes: 1, NodeNames: []string{"worker-1"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u"}, Role: tokens.RoleControlPlane,
 		Problem: errors.New("p"), CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny,
 		Rules: []tokens.Rule{{Name: "rule", Limits: tokens.Limits{CertificateDuration: time.Hour}}},
-		Node:  tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule", ReadyAfter: tokens.ReadyAfterLabels},
+		Node:  tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule"},
 	}
 	full := reflect.ValueOf(all)
 	for i := range full.NumField() {

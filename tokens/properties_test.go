@@ -41,11 +41,17 @@ func TestKubeletMaySet(t *testing.T) {
 func TestNodeThatRegistersAgainWaitsForNoCertificate(t *testing.T) {
 	want := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
 	claim := tokens.Claim{Node: "worker-1", TokenID: "abc123", Limits: tokens.Limits{Node: want}}
-	if got := claim.PastAfterRelease(time.Now(), 0).Node; got != want {
-		t.Errorf("released before the Node registered: got %+v, want %+v", got, want)
+	if got := claim.Remaining().Node; got != want {
+		t.Errorf("before the Node registered: got %+v, want %+v", got, want)
 	}
-	claim.NodeUID, want.ReadyAfter = "u1", ""
-	if got := claim.PastAfterRelease(time.Now(), 0).Node; got != want || claim.Remaining().Node != want {
-		t.Errorf("after the Node registered: got %+v and in Past %+v, want %+v", claim.Remaining().Node, got, want)
+	want.ReadyAfter = ""
+	for _, uid := range []string{"", "u1"} {
+		claim.NodeUID = uid
+		if got := claim.PastAfterRelease(time.Now(), 0).Node; got != want {
+			t.Errorf("NodeUID %q: got Past %+v, want %+v", uid, got, want)
+		}
+	}
+	if got := claim.Remaining().Node; got != want {
+		t.Errorf("after the Node registered: got %+v, want %+v", got, want)
 	}
 }

@@ -100,6 +100,7 @@ func (c Claim) Released() bool { return c.TokenID == "" }
 // Without access to Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
 	p := c.Remaining()
+	p.Node.ReadyAfter = "" // the kubelet may have its serving certificate long before its Node registers
 	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
 		p = p.Lasting(now.Add(max(p.CertificateDuration, longest)))
 	}
