@@ -33,6 +33,8 @@ type Claim struct {
 	// NodeUID is the UID of the Node that has registered. It is empty until kubejoin sees such a Node.
 	// If kubejoin has no access to Nodes, it is [ByCertificate] once the node has joined.
 	NodeUID string
+	// Waits is set while the Node with NodeUID does not have the [NodeProperties] of the Limits yet.
+	Waits bool
 	// ReadyBefore is used only if the token replaces a Node. It is the Ready period of the Node at the time when the token
 	// took the name, as cleaner.Claims.Ready returns it. It is empty if the Node was not Ready.
 	ReadyBefore string
@@ -191,7 +193,7 @@ func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 // Equal reports whether all fields of c and d are equal. An empty slice equals nil.
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
-		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID &&
+		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID && c.Waits == d.Waits &&
 		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) && c.Identity.Equal(d.Identity) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

@@ -51,6 +51,11 @@ func TestNodeThatRegistersAgainWaitsForNoCertificate(t *testing.T) {
 			t.Errorf("NodeUID %q: got Past %+v, want %+v", uid, got, want)
 		}
 	}
+	claim.Waits = true
+	if got := claim.Remaining().Node.ReadyAfter; got == "" {
+		t.Error("while the Node waits: got no ReadyAfter")
+	}
+	claim.Waits = false
 	if got := claim.Remaining().Node; got != want {
 		t.Errorf("after the Node registered: got %+v, want %+v", got, want)
 	}

@@ -42,14 +42,14 @@ func leftBy(l Limits) ReleasedClaim {
 }
 
 // Remaining returns the limits that apply to the machine of the claim: those of its token, or what a released claim has left.
-// Until is zero unless the claim is released. A machine whose Node has registered had what [NodeProperties.ReadyAfter] asks for,
+// Until is zero unless the claim is released. A machine whose Node waits no longer had what [NodeProperties.ReadyAfter] asks for,
 // and its kubelet keeps its serving certificate, so another Node of the machine does not wait.
 func (c Claim) Remaining() ReleasedClaim {
 	if c.Released() {
 		return c.Past
 	}
 	p := leftBy(c.Limits)
-	if c.NodeUID != "" {
+	if c.NodeUID != "" && !c.Waits {
 		p.Node.ReadyAfter = ""
 	}
 	return p

@@ -39,8 +39,8 @@ type Claims struct {
 	// RejoinWindow is how long a node may rejoin after its certificate has expired, see [tokens.Identity]. Zero means that
 	// nodes never rejoin.
 	RejoinWindow time.Duration
-	// Properties sets [tokens.NodeProperties]. Nil sets none. A claim has no NodeUID until its Node has them, so that
-	// another leader sets them if this one stops, and nobody sets them later.
+	// Properties sets [tokens.NodeProperties]. Nil sets none. The write that records a Node follows, or sets Waits on the
+	// claim until its Node has them. So another leader sets them if this one stops, and nobody sets them later.
 	Properties Properties
 	// NodesChanged sends hints until ctx ends, one after a Node or its Ready condition changes. It may be nil.
 	NodesChanged func(ctx context.Context) <-chan struct{}
@@ -223,12 +223,12 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	switch {
-	case err == nil && !done:
+	case err == nil && !done && claim.NodeUID != "" && !claim.Waits: // so that the Node does not wait for ReadyAfter again
 		return nil
 	case uid != "" && uid != claim.NodeUID:
 		// Either the Node has registered for the first time, or a machine with a certificate of the claim has registered it
 		// again. In both cases it is the Node of the claim.
-		return c.registered(ctx, claim, uid)
+		return c.registered(ctx, claim, uid, !done)
 	case uid != "":
 		return nil
 	}
@@ -295,9 +295,9 @@ func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 	return c.note(ctx, claim, func(now *tokens.Claim) { now.ReadyAgain = true })
 }
 
-func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid string) error {
+func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid string, waits bool) error {
 	return c.note(ctx, claim, func(now *tokens.Claim) {
-		now.NodeUID = uid
+		now.NodeUID, now.Waits = uid, waits
 		identify(now, uid)
 	})
 }

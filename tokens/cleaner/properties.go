@@ -19,7 +19,8 @@ type Properties interface {
 }
 
 // node reads the Node of a claim live. If the claim does not have its UID yet, node gives it what the token asks for, and
-// reports whether it has everything.
+// reports whether it has everything. The claim of a Node that waits gets its UID all the same: the token admits no other
+// machine under its name. setProperties then reports the error.
 func (c *claimLoop) node(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
 	want := claim.Remaining().Node
 	sets := c.Properties != nil && want != (tokens.NodeProperties{})
@@ -28,7 +29,11 @@ func (c *claimLoop) node(ctx context.Context, claim tokens.Claim) (uid string, d
 			return uid, true, err
 		}
 	}
-	return c.give(ctx, claim)
+	uid, done, err = c.give(ctx, claim)
+	if !done && !errors.Is(err, tokens.ErrNotFound) && (claim.NodeUID == "" || claim.Waits) {
+		uid, err = c.Node(ctx, claim.Node)
+	}
+	return uid, done, err
 }
 
 // give sets what a claim asks for on its Node. It does nothing if the claim has changed since it was listed: the Node may be
@@ -44,7 +49,7 @@ func (c *claimLoop) give(ctx context.Context, claim tokens.Claim) (uid string, d
 }
 
 // setProperties sets the properties of Nodes that step does not register: of those that registered again after their claim was
-// released, and of all with [tokens.JoiningTaint]. A kubelet registers with that taint each time.
+// released, of those that wait, and of all with [tokens.JoiningTaint]. A kubelet registers with that taint each time.
 func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens.Claim, nodes map[string]string) (errs []error) {
 	names, err := c.Properties.Joining(ctx)
 	if err != nil {
@@ -66,7 +71,8 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		set(claim, joining[claim.Node] || claim.Past.Node != none && uid != "" && !c.returned[uid])
 	}
 	for _, claim := range claims { // clean follows for those without the UID of a Node
-		set(claim, joining[claim.Node] && (claim.NodeUID != "" || claim.Limits.Node == none))
+		waits := claim.Waits && (nodes == nil || nodes[claim.Node] == claim.NodeUID)
+		set(claim, waits || joining[claim.Node] && !claim.Waits && (claim.NodeUID != "" || claim.Limits.Node == none))
 	}
 	for _, name := range names {
 		if !joining[name] {
@@ -84,8 +90,11 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 
 func (c *claimLoop) set(ctx context.Context, claim tokens.Claim) error {
 	uid, done, err := c.give(ctx, claim)
-	if errors.Is(err, tokens.ErrNotFound) {
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
 		return nil
+	case done && claim.Waits && uid == claim.NodeUID:
+		return c.note(ctx, claim, func(now *tokens.Claim) { now.Waits = false })
 	}
 	if done && claim.Remaining().Node != (tokens.NodeProperties{}) {
 		c.returned[uid] = true

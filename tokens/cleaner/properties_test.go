@@ -49,14 +49,19 @@ func (f *fakeNodes) Set(_ context.Context, node string, want tokens.NodeProperti
 	return f.uids[node], true, nil
 }
 
-// A Node gets the properties before its claim records it, and once. Catches a claim that is recorded or released while its Node
-// waits, and a Node that is patched again later. Catches a taint that stays because its Node has no claim, and a Node that
+// A Node gets the properties before its claim records that, and once. Catches a claim without the Node while its Node waits, so
+// that its token could admit another machine, and a Node that is patched again later. Catches a taint that stays because its Node has no claim, and a Node that
 // registers again without its properties. Catches a Node that gets what another token's claim asked for.
 func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 	props := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
 	const first, again = "n a=b serving-certificate", "n a=b "
 	live := func(uid string) *tokens.Claim {
 		return &tokens.Claim{Node: "n", TokenID: "abc123", NodeUID: uid, Limits: tokens.Limits{Node: props}}
+	}
+	waiting := func() *tokens.Claim {
+		c := live("u1")
+		c.Waits = true
+		return c
 	}
 	for name, test := range map[string]struct {
 		claim   *tokens.Claim
@@ -67,13 +72,20 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 		expired bool // the token
 		stale   bool // the list has the claim of another token
 		set     []string
-		want    string // the NodeUID of the claim, "released", or "none"
+		want    string // the NodeUID of the claim, with "waits", "released", or "none"
 	}{
-		"registers":                         {claim: live(""), uid: "u1", set: []string{first}, want: "u1"},
-		"registers with the taint":          {claim: live(""), uid: "u1", tainted: true, set: []string{first}, want: "u1"},
-		"waits":                             {claim: live(""), uid: "u1", tainted: true, waits: true, set: []string{first}},
-		"waits after its token has expired": {claim: live(""), uid: "u1", tainted: true, waits: true, expired: true, set: []string{first}},
-		"patch fails after its token has expired": {claim: live(""), uid: "u1", err: errors.New("down"), expired: true, set: []string{first}},
+		"registers":                               {claim: live(""), uid: "u1", set: []string{first}, want: "u1"},
+		"registers with the taint":                {claim: live(""), uid: "u1", tainted: true, set: []string{first}, want: "u1"},
+		"waits":                                   {claim: live(""), uid: "u1", tainted: true, waits: true, set: []string{first}, want: "u1 waits"},
+		"waits after its token has expired":       {claim: live(""), uid: "u1", tainted: true, waits: true, expired: true, set: []string{first}, want: "u1 waits"},
+		"waits still":                             {claim: waiting(), uid: "u1", waits: true, set: []string{first}, want: "u1 waits"},
+		"waits no longer":                         {claim: waiting(), uid: "u1", set: []string{first}, want: "u1"},
+		"waits no longer for ready-after":         {claim: waiting(), uid: "u1", tainted: true, set: []string{first}, want: "u1"},
+		"waited, registered again":                {claim: waiting(), uid: "u2", tainted: true, set: []string{first}, want: "u2"},
+		"waited, registered again, waits":         {claim: waiting(), uid: "u2", tainted: true, waits: true, set: []string{first}, want: "u2 waits"},
+		"waited, was deleted":                     {claim: waiting(), want: "released"},
+		"registered again, waits":                 {claim: live("u1"), uid: "u2", waits: true, set: []string{again}, want: "u1"},
+		"patch fails after its token has expired": {claim: live(""), uid: "u1", err: errors.New("down"), expired: true, set: []string{first}, want: "u1 waits"},
 		"never registered, token expired":         {claim: live(""), expired: true, want: "released"},
 		"has registered":                          {claim: live("u1"), uid: "u1", want: "u1"},
 		"has registered, and has the taint":       {claim: live("u1"), uid: "u1", tainted: true, set: []string{again}, want: "u1"},
@@ -137,7 +149,7 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 				if claim, err := store.Claims().Get(t.Context(), "n", tokens.Live); err == nil && claim.Released() {
 					got = "released"
 				} else if err == nil {
-					got = claim.NodeUID
+					got = claim.NodeUID + map[bool]string{true: " waits"}[claim.Waits]
 				}
 				if got != test.want {
 					t.Errorf("claim: got %q, want %q", got, test.want)

@@ -18,6 +18,7 @@ type claim struct {
 	Keys     []string `json:"keys,omitempty"`
 	Requests []string `json:"requests,omitempty"`
 	NodeUID  string   `json:"nodeUID,omitempty"`
+	Waits    bool     `json:"waits,omitempty"`
 
 	ReadyBefore string `json:"readyBefore,omitempty"`
 	ReadyAgain  bool   `json:"readyAgain,omitempty"`
@@ -70,6 +71,7 @@ func encodeClaim(c tokens.Claim) ([]byte, error) {
 		Keys:     c.Keys,
 		Requests: c.Requests,
 		NodeUID:  c.NodeUID,
+		Waits:    c.Waits,
 
 		ReadyBefore: c.ReadyBefore,
 		ReadyAgain:  c.ReadyAgain,
@@ -106,6 +108,7 @@ func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 		Keys:     w.Keys,
 		Requests: w.Requests,
 		NodeUID:  w.NodeUID,
+		Waits:    w.Waits,
 
 		ReadyBefore: w.ReadyBefore,
 		ReadyAgain:  w.ReadyAgain,

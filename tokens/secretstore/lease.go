@@ -43,6 +43,9 @@ const (
 	readyAgainAnnotation  = "replaced." + annotationPrefix + "ready-again"
 )
 
+// nodeWaitsAnnotation says that the Node waits for its properties. It has its own prefix, too.
+const nodeWaitsAnnotation = "node." + annotationPrefix + "waits"
+
 // identityAnnotation contains the Identity as JSON. It has its own prefix, too.
 const identityAnnotation = "rejoin." + annotationPrefix + "identity"
 
@@ -88,6 +91,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 		rulesErr = readJSON(lease.Annotations, rulesAnnotation, &rules)
 		c.ReadyBefore = lease.Annotations[readyBeforeAnnotation]
 		c.ReadyAgain = lease.Annotations[readyAgainAnnotation] != ""
+		c.Waits = lease.Annotations[nodeWaitsAnnotation] != ""
 	}
 	if at := lease.Spec.AcquireTime; at != nil {
 		c.Created = at.UTC().Truncate(time.Second)
@@ -123,6 +127,7 @@ func entries(c tokens.Claim) (labels, annotations map[string]string) {
 
 		readyBeforeAnnotation:  c.ReadyBefore,
 		readyAgainAnnotation:   map[bool]string{true: "true"}[c.ReadyAgain],
+		nodeWaitsAnnotation:    map[bool]string{true: "true"}[c.Waits],
 		pastUntilAnnotation:    "",
 		pastDurationAnnotation: "",
 		pastRejoinAnnotation:   c.Past.Rejoin,
@@ -174,7 +179,7 @@ func patchLease(before, after tokens.Claim) ([]byte, error) {
 	wasLabels, was := entries(before)
 	labels, annotations := entries(after)
 	// Earlier versions kept all requests, which decodeLease shortens. They may have left the others on a released claim.
-	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation, rulesAnnotation} {
+	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation, nodeWaitsAnnotation, rulesAnnotation} {
 		delete(was, key)
 	}
 	patch := map[string]any{"metadata": map[string]any{

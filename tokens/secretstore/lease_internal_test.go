@@ -125,15 +125,20 @@ func TestRefusesMalformedPast(t *testing.T) {
 func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second), CertificateDuration: time.Hour}
 	before := tokens.Claim{
-		Node: "worker-1", TokenID: "abc123", Keys: []string{"sha256:1"}, ReadyBefore: "1", ReadyAgain: true,
+		Node: "worker-1", TokenID: "abc123", Keys: []string{"sha256:1"}, ReadyBefore: "1", ReadyAgain: true, Waits: true,
 		Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour},
 	}
 	lease := encodeLease("ns", before)
 	kept := map[string]string{}
-	for _, key := range []string{readyBeforeAnnotation, readyAgainAnnotation} {
+	for _, key := range []string{readyBeforeAnnotation, readyAgainAnnotation, nodeWaitsAnnotation} {
 		if kept[key] = lease.Annotations[key]; kept[key] == "" {
 			t.Fatalf("the claim has no annotation %s", key)
 		}
+	}
+	after := before
+	after.Waits = false
+	if was, is := must.Value(decodeLease(lease))(t), must.Value(decodeLease(patched(t, lease, before, after)))(t); !was.Waits || is.Waits {
+		t.Errorf("got Waits %t, then %t, want true, then false", was.Waits, is.Waits)
 	}
 	lease = patched(t, lease, before, tokens.Claim{Node: "worker-1", Past: past})
 	for key, value := range kept {
@@ -143,7 +148,7 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 	next := tokens.Claim{Node: "worker-1", TokenID: "def456", Keys: []string{"sha256:2"}, Past: past}
 	lease = patched(t, lease, released, next)
 	claim, err := decodeLease(lease)
-	if err != nil || claim.ReadyBefore != "" || claim.ReadyAgain {
+	if err != nil || claim.ReadyBefore != "" || claim.ReadyAgain || claim.Waits {
 		t.Errorf("got next claim %+v, %v", claim, err)
 	}
 }

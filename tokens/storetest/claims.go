@@ -42,6 +42,7 @@ func sampleClaim() tokens.Claim {
 		Keys:     []string{key("b"), key("a")},
 		Requests: []string{"8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0b", "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a"},
 		NodeUID:  "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0c",
+		Waits:    true,
 
 		ReadyBefore: "0123456789abcdef0123456789abcdef",
 		ReadyAgain:  true,
@@ -305,16 +306,17 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			*to = from
 		},
 		fields: map[string]func(*claim){
-			"everything":     func(*claim) {},
-			"the least":      func(c *claim) { *c = claim{Node: c.Node, TokenID: c.TokenID} },
-			"empty lists":    func(c *claim) { c.Keys, c.Requests, c.Limits.NodeNames = []string{}, []string{}, []string{} },
-			"253 characters": func(c *claim) { c.Node = longName(0) },
-			"one character":  func(c *claim) { c.Node = "0" },
-			"most keys":      func(c *claim) { c.Keys = []string{key("3"), key("1"), key("2")} },
-			"most requests":  func(c *claim) { c.Requests = []string{strings.Repeat("r", 128), "1", "2"} },
-			"never Ready":    func(c *claim) { c.ReadyBefore = "" },
-			"not Ready yet":  func(c *claim) { c.ReadyAgain = false },
-			"no limits":      func(c *claim) { c.Limits = tokens.Limits{} },
+			"everything":      func(*claim) {},
+			"the least":       func(c *claim) { *c = claim{Node: c.Node, TokenID: c.TokenID} },
+			"empty lists":     func(c *claim) { c.Keys, c.Requests, c.Limits.NodeNames = []string{}, []string{}, []string{} },
+			"253 characters":  func(c *claim) { c.Node = longName(0) },
+			"one character":   func(c *claim) { c.Node = "0" },
+			"most keys":       func(c *claim) { c.Keys = []string{key("3"), key("1"), key("2")} },
+			"most requests":   func(c *claim) { c.Requests = []string{strings.Repeat("r", 128), "1", "2"} },
+			"never Ready":     func(c *claim) { c.ReadyBefore = "" },
+			"waits no longer": func(c *claim) { c.Waits = false },
+			"not Ready yet":   func(c *claim) { c.ReadyAgain = false },
+			"no limits":       func(c *claim) { c.Limits = tokens.Limits{} },
 			"a Node to replace": func(c *claim) {
 				c.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, Replaces: tokens.NodeRef{Name: longName(1), UID: c.NodeUID}}
 			},
