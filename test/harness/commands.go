@@ -28,7 +28,7 @@ func (s *Site) RunKubejoin(t *testing.T, args ...string) (stdout, stderr string,
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-var progress = regexp.MustCompile(`(?m)^kubejoin: (waiting .*|the list is empty)\n`)
+var progress = regexp.MustCompile(`(?m)^kubejoin: (waiting .*|the list is empty|warning: no other machine can join with this command: .*)\n`)
 
 // CLI is [Site.RunKubejoin], but fails the test on an error or a warning. On a busy machine, the command may print that it
 // waits. CLI returns the output.

@@ -195,7 +195,7 @@ func (g *gathering) properties() {
 		return
 	}
 	f.Joining = nodeproperties.Joining(g.object)
-	if !f.Joining && (g.known.Node == "" || g.known.Released() || g.known.NodeUID != "") {
+	if !f.Joining && (g.known.Node == "" || g.known.Released() || g.known.NodeUID != "" && !g.known.Waits) {
 		return
 	}
 	served := slices.ContainsFunc(g.served, func(r object) bool {
