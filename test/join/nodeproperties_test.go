@@ -86,16 +86,17 @@ func waitProperties(t *testing.T, s *harness.Site, name string, want tokens.Node
 func waitRecorded(t *testing.T, s *harness.Site, name string, want types.UID) {
 	t.Helper()
 	harness.Wait(t, "UID of "+name+" in its claim", func() error {
-		if got := claimUID(t, s, name); got != string(want) {
-			return fmt.Errorf("got %q, want %q", got, want)
+		if got := registration(t, s, name); got != string(want) {
+			return fmt.Errorf("got %q, want %q and nothing that it waits for", got, want)
 		}
 		return nil
 	})
 }
 
-func claimUID(t *testing.T, s *harness.Site, name string) string {
+// registration returns the UID of the Node in its claim, followed by " true" if the Node waits for its properties.
+func registration(t *testing.T, s *harness.Site, name string) string {
 	t.Helper()
-	return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", name, "-o", `jsonpath={.metadata.annotations.kubejoin\.io/node-uid}`)
+	return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", name, "-o", `jsonpath={.metadata.annotations.kubejoin\.io/node-uid} {.metadata.annotations.node\.kubejoin\.io/waits}`)
 }
 
 // TestNodeGetsWhatItsTokenAsksFor joins a kubelet with the taint of joining, beside kube-controller-manager, which writes its own
@@ -141,8 +142,8 @@ func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 	})
 	time.Sleep(3 * time.Second) // several steps of the controller
 	n := must.Value(getNode(t, s, name))(t)
-	if uid := claimUID(t, s, name); !hasTaint(n, joiningTaint) || n.Labels["tenant"] != "" || hasTaint(n, "dedicated=a:NoSchedule") || uid != "" {
-		t.Errorf("without a serving certificate: got labels %v, taints %v, UID %q in the claim, want none of the token", n.Labels, n.Spec.Taints, uid)
+	if got := registration(t, s, name); !hasTaint(n, joiningTaint) || n.Labels["tenant"] != "" || hasTaint(n, "dedicated=a:NoSchedule") || got != string(n.UID)+" true" {
+		t.Errorf("without a serving certificate: got labels %v, taints %v, %q in the claim, want none of the token, and a claim that waits", n.Labels, n.Spec.Taints, got)
 	}
 	if text := tool(t, "explain", name, "--kubeconfig="+s.Kubeconfig()); !strings.Contains(text, "kubejoin.io/joining") || !strings.Contains(text, "serving certificate") {
 		t.Errorf("kubejoin explain does not say why the Node waits: %s", text)
@@ -245,8 +246,8 @@ func TestReplacedNodeGetsProperties(t *testing.T) {
 	waitRecorded(t, s, "worker-1", n.UID)
 	time.Sleep(3 * time.Second)
 	n = must.Value(getNode(t, s, "worker-2"))(t)
-	if uid := claimUID(t, s, "worker-2"); n.Labels["tenant"] != "b" || hasTaint(n, "dedicated=a:NoSchedule") || uid != "" {
-		t.Errorf("label with another value: got labels %v, taints %v, UID %q in the claim, want no change", n.Labels, n.Spec.Taints, uid)
+	if got := registration(t, s, "worker-2"); n.Labels["tenant"] != "b" || !hasTaint(n, "dedicated=a:NoSchedule") || got != string(n.UID)+" true" {
+		t.Errorf("label with another value: got labels %v, taints %v, %q in the claim, want the same label, the taint, and a claim that waits", n.Labels, n.Spec.Taints, got)
 	}
 	if text := tool(t, "explain", "worker-2", "--kubeconfig="+s.Kubeconfig()); !strings.Contains(text, `has the value "b" where its token asks for "a"`) {
 		t.Errorf("kubejoin explain does not name the label: %s", text)
