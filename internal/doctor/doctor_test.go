@@ -504,7 +504,14 @@ var diagnoses = map[string]struct {
 		f.Kubejoin = &Kubejoin{URL: "https://k:9443", PinsUnread: "404"}
 	}, []string{"unknown pins: https://k:9443: 404"}},
 
-	"token without end": {func(_ *testing.T, f *Facts) { f.Tokens[0].Expires = time.Time{} }, []string{"token-never-expires: token renew"}},
+	"upload missing": {func(_ *testing.T, f *Facts) {
+		f.Tokens[0].Limits.Role, f.UploadMissing = tokens.RoleControlPlane, true
+	}, []string{"upload-missing: token create --print-join-command --control-plane"}},
+	"upload missing, spent": {func(_ *testing.T, f *Facts) {
+		f.Tokens[0].Limits, f.Tokens[0].Nodes, f.UploadMissing = tokens.Limits{MaxNodes: 1, Role: tokens.RoleControlPlane}, []string{"cp-2"}, true
+	}, nil},
+	"upload missing, worker": {func(_ *testing.T, f *Facts) { f.UploadMissing = true }, nil},
+	"token without end":      {func(_ *testing.T, f *Facts) { f.Tokens[0].Expires = time.Time{} }, []string{"token-never-expires: token renew"}},
 	"published token": {func(_ *testing.T, f *Facts) {
 		r := &f.Tokens[0]
 		_, r.Problem = tokens.New("abcdef", "0123456789abcdef")

@@ -74,6 +74,8 @@ type Facts struct {
 	Refused []failedwrites.Write
 
 	Tokens []tokens.Record
+	// UploadMissing reports that the Secret of uploaded certificates of control planes does not exist.
+	UploadMissing bool
 	// ClusterInfo is the data of the ConfigMap; nil if there is none.
 	ClusterInfo map[string]string
 	// Anonymous is the status of an anonymous read of cluster-info at the API server.

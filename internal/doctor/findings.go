@@ -50,6 +50,7 @@ var Findings = map[string]Known{
 	"token-never-expires": {Warning, "a token has no expiration", "`kubejoin token renew ID --ttl 24h --shorten`"},
 	"token-guessable":     {Error, "a token secret was picked by hand, or is in public documentation", "`kubejoin token delete ID`"},
 	"token-malformed":     {Warning, "a token or its limits are malformed: it admits nobody", "`kubejoin token delete ID`"},
+	"upload-missing":      {Warning, "a token admits a control plane, and no certificates are uploaded: a join command with `--certificate-key` fails", "on a control plane, as root: `kubejoin token create --print-join-command --control-plane`"},
 	// discovery
 	"cluster-info-missing":            {Error, "no ConfigMap cluster-info", "`kubejoin serve --api-server https://HOST:PORT`"},
 	"cluster-info-malformed":          {Error, "the kubeconfig in cluster-info is unusable", "`kubectl -n kube-public edit configmap cluster-info`"},

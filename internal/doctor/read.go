@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -302,6 +303,13 @@ func (r *reading) tokens(ctx context.Context) error {
 		}
 		r.Tokens = append(r.Tokens, record)
 	}
+	upload, err := r.client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", kubeadmcerts.SecretName).String(),
+	})
+	if err != nil {
+		return err
+	}
+	r.UploadMissing = len(upload.Items) == 0
 	return nil
 }
 

@@ -28,6 +28,10 @@ func checkTokens(f *Facts) []Finding {
 		if r.Limits.Problem != nil {
 			all = append(all, found("token-malformed", "kubejoin token delete "+id, "the limits of token %s are malformed, so it admits nobody: %s", id, oneLine(r.Limits.Problem)))
 		}
+		if f.UploadMissing && r.Limits.Role == tokens.RoleControlPlane && !r.Spent() {
+			all = append(all, found("upload-missing", "kubejoin token create --print-join-command --control-plane",
+				"token %s admits a control plane, and there are no uploaded certificates, so a join command with --certificate-key fails", id))
+		}
 		if r.Expires.IsZero() {
 			all = append(all, found("token-never-expires", "kubejoin token renew "+id+" --ttl 24h --shorten", "token %s never expires", id))
 		}

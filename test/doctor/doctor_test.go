@@ -96,6 +96,9 @@ var faults = []struct {
 	{"cluster-info not public", kubectl("-n", "kube-public", "delete", "rolebinding", "kubeadm:bootstrap-signer-clusterinfo"), []string{"cluster-info-not-public"}},
 
 	{"token never expires", func(t *testing.T, p *patient) { p.secret(t, tokens.Generate(), nil) }, []string{"token-never-expires"}},
+	{"control plane without an upload", func(t *testing.T, p *patient) {
+		p.CreateToken(t, tokens.Limits{MaxNodes: 1, Role: tokens.RoleControlPlane})
+	}, []string{"upload-missing"}},
 	{"picked token", func(t *testing.T, p *patient) {
 		token := must.Value(tokens.New("picked", "kubernetes2026ab"))(t)
 		p.secret(t, token, map[string]string{"expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)})
