@@ -70,7 +70,6 @@ func (c Claims) Run(ctx context.Context) error {
 		Claims:   c,
 		count:    metrics.Gauge(c.Registerer, "kubejoin_claims", "Claims of node names, by whether the Node has registered.", "registered"),
 		released: metrics.Counter(c.Registerer, "kubejoin_claims_released_total", "Claims released, by reason: node_deleted, token_gone or left.", "reason"),
-		returned: map[string]bool{},
 	}
 	var hint <-chan struct{} // without Nodes nothing is urgent
 	if c.Node != nil {
@@ -96,8 +95,9 @@ type claimLoop struct {
 	Claims
 	count    *prometheus.GaugeVec
 	released *prometheus.CounterVec
-	// returned has the UIDs of Nodes that have what the Past of their claim asks for. Another leader looks at them again.
-	returned map[string]bool
+	// returned has, by the name of a released claim, the UID of the Node that has what its Past asks for. A new leader starts
+	// with no entries, and looks at these Nodes again.
+	returned map[string]string
 }
 
 func (c *claimLoop) step(ctx context.Context) (time.Time, error) {

@@ -65,10 +65,14 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		}
 		delete(joining, claim.Node)
 	}
-	none := tokens.NodeProperties{}
+	none, before := tokens.NodeProperties{}, c.returned
+	c.returned = map[string]string{} // so that it has no names without a released claim
 	for _, claim := range released {
+		if uid := before[claim.Node]; uid != "" {
+			c.returned[claim.Node] = uid
+		}
 		uid := nodes[claim.Node]
-		set(claim, joining[claim.Node] || claim.Past.Node != none && uid != "" && !c.returned[uid])
+		set(claim, joining[claim.Node] || claim.Past.Node != none && uid != "" && c.returned[claim.Node] != uid)
 	}
 	for _, claim := range claims { // clean follows for those without the UID of a Node
 		waits := claim.Waits && (nodes == nil || nodes[claim.Node] == claim.NodeUID)
@@ -97,7 +101,7 @@ func (c *claimLoop) set(ctx context.Context, claim tokens.Claim) error {
 		return c.note(ctx, claim, func(now *tokens.Claim) { now.Waits = false })
 	}
 	if done && claim.Remaining().Node != (tokens.NodeProperties{}) {
-		c.returned[uid] = true
+		c.returned[claim.Node] = uid
 	}
 	return err
 }

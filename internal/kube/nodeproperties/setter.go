@@ -52,7 +52,7 @@ type Setter struct {
 // A wait is a Node that waits.
 type wait struct {
 	Waits
-	paused  time.Time // the Node is not read before
+	paused  time.Time // Set does not read the Node before this time
 	tainted bool      // it has JoiningTaint
 	named   bool      // the metric names it
 }
@@ -63,8 +63,9 @@ type serving struct {
 	issued time.Time // zero if it was not issued
 }
 
-// Open returns a Setter. watch is the context of its watch of certificate requests, client patches Nodes, claims is
-// [tokens.Claims.Get], and may reports whether kubejoin has the right. The client needs get and patch on nodes, and list and watch on certificatesigningrequests.
+// Open returns a Setter. watch is the context of its watch of certificate requests. client patches Nodes, claims is
+// [tokens.Claims.Get], and may reports whether kubejoin may patch Nodes. The client needs get and patch on nodes, and list
+// and watch on certificatesigningrequests.
 func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache,
 	claims func(context.Context, string, tokens.Read) (tokens.Claim, error), may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
 	s := &Setter{client: client, nodes: nodes, claims: claims, may: may, log: log, waits: map[string]wait{}}
@@ -105,7 +106,7 @@ func Issued(r *certificates.CertificateSigningRequest) time.Time {
 // Watch sends a hint when a kubelet has got a serving certificate, if a Node waits for one, and after [Setter.Permitted].
 func (s *Setter) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
 
-// Permitted makes the Nodes wait no longer that wait for the right to patch them.
+// Permitted ends the pauses of the Nodes that wait until kubejoin may patch them.
 func (s *Setter) Permitted() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +139,8 @@ func (s *Setter) Joining(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(joining)), nil
 }
 
-// Set gives a Node what it wants. If the Node waits, it gets no more than [Plan] says. Set returns the UID of the Node and true if the Node now has everything. The
-// error wraps [tokens.ErrNotFound] if there is no such Node.
+// Set gives a Node what it wants. While the Node waits, Set adds only what [Plan] allows. Set returns the UID of the Node and
+// true if the Node now has everything. The error wraps [tokens.ErrNotFound] if there is no such Node.
 func (s *Setter) Set(ctx context.Context, name string, want tokens.NodeProperties) (uid string, done bool, err error) {
 	s.mu.Lock()
 	cached, tainted := s.joining[name]
