@@ -16,6 +16,7 @@ var checks = []check{
 	{"join-config", []Fact{factJoinConfig, factVersion}, checkJoinConfig},
 	{"impersonation", []Fact{factClusterRoles}, checkImpersonation},
 	{"objects", []Fact{factObjects}, checkObjects},
+	{"node-policy", []Fact{factObjects, factClusterRoles}, checkNodePolicy},
 	{"rights", []Fact{factClusterRoles, factRoles, factClusterInfo}, checkRights},
 	{"kubejoin", []Fact{factLease}, checkRunning},
 	{"writes", []Fact{factLease}, checkWrites},

@@ -446,10 +446,17 @@ var diagnoses = map[string]struct {
 	"no policy": {func(_ *testing.T, f *Facts) {
 		f.Missing = []string{"ValidatingAdmissionPolicy kubejoin-secrets", "ValidatingAdmissionPolicyBinding kubejoin-secrets"}
 	}, []string{"admission-policy-missing", "admission-policy-missing"}},
-	"no policy of Nodes, and no right": {func(_ *testing.T, f *Facts) { f.Missing = []string{"ValidatingAdmissionPolicyBinding " + nodePolicy} }, nil},
-	"no policy of Nodes": {func(_ *testing.T, f *Facts) {
+	"no policy of Nodes, and no right": {func(_ *testing.T, f *Facts) {
 		f.Missing = []string{"ValidatingAdmissionPolicyBinding " + nodePolicy}
-		f.Lease.Annotations = map[string]string{leader.NodePropertiesAnnotation: "true"}
+		f.Lease.Annotations = map[string]string{leader.NodePropertiesAnnotation: "true"} // it runs as an administrator
+	}, nil},
+	"no policy of Nodes": {func(_ *testing.T, f *Facts) {
+		f.Missing = []string{"ValidatingAdmissionPolicy " + nodePolicy, "ValidatingAdmissionPolicyBinding " + nodePolicy}
+		f.ClusterRoles = append(f.ClusterRoles, rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "patcher"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}}}})
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "patcher"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "patcher"},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: kubejoinNamespace, Name: kubejoinAccount}},
+		})
 	}, []string{"node-policy-missing: kubectl apply -f deploy/node-properties.yaml"}},
 	"no rights": {func(_ *testing.T, f *Facts) { f.RoleBindings = nil }, []string{"rights-missing: more", "join-rights-missing", "join-rights-missing"}},
 	"one right missing": {func(_ *testing.T, f *Facts) {

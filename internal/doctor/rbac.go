@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
-	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -218,11 +217,7 @@ func checkObjects(f *Facts) []Finding {
 	for _, object := range f.Missing {
 		kind, name, _ := strings.Cut(object, " ")
 		switch {
-		case name == nodePolicy:
-			if f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] != "" {
-				all = append(all, found("node-policy-missing", "kubectl apply -f deploy/node-properties.yaml",
-					"there is no %s %s, so a stolen credential of kubejoin can relabel and evict every Node", kind, name))
-			}
+		case name == nodePolicy: // checkNodePolicy reports it
 		case kind == "Namespace":
 			all = append(all, found("namespace-missing", "kubectl create namespace "+name,
 				"there is no namespace %s, so kubejoin has no claims of node names, and every request with a limited token waits", name))
@@ -234,4 +229,15 @@ func checkObjects(f *Facts) []Finding {
 		}
 	}
 	return all
+}
+
+// checkNodePolicy finds a service account of kubejoin that may patch Nodes without the policy that limits the patches.
+func checkNodePolicy(f *Facts) []Finding {
+	may := right{"", "", "nodes", "", "patch"}.allowed(f.rules("", isKubejoin))
+	missing := slices.ContainsFunc(f.Missing, func(object string) bool { return strings.HasSuffix(object, " "+nodePolicy) })
+	if !may || !missing {
+		return nil
+	}
+	return []Finding{found("node-policy-missing", "kubectl apply -f deploy/node-properties.yaml",
+		"the service account %s/%s may patch Nodes, and the policy %s or its binding is missing, so a stolen credential of kubejoin can relabel and evict every Node", kubejoinNamespace, kubejoinAccount, nodePolicy)}
 }
