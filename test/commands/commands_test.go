@@ -21,6 +21,7 @@ var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
 	"docs/library.md":         true,
+	"docs/node-properties.md": true,
 	"docs/rejoin.md":          true,
 	"docs/revocation.md":      true,
 	"docs/tokens.md":          true,
@@ -68,6 +69,8 @@ var before = map[string]string{
 	"docs/host.md":     unit,
 	"docs/install.md":  systemd + "export STATE_DIRECTORY=$HOME/state\n",
 	"docs/operate.md":  systemd + "systemctl start kubejoin\n",
+	// kubejoin notices the right when it starts.
+	"docs/node-properties.md": "kubectl apply -f deploy/node-properties.yaml\n",
 	// main.go is the first Go block of the page. go get and go run use a new module cache. It reads all modules except
 	// kubejoin from the usual cache.
 	"docs/library.md": `
