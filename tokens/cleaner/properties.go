@@ -12,10 +12,11 @@ import (
 type Properties interface {
 	// Joining returns the names of the Nodes with [tokens.JoiningTaint], from a cache that may lag.
 	Joining(ctx context.Context) ([]string, error)
-	// Set gives a Node what it wants and removes [tokens.JoiningTaint], or does nothing if the Node has to wait. done reports
-	// whether the Node has everything. uid is that of the Node, read live; it may be empty if done is false. The error wraps
-	// [tokens.ErrNotFound] if there is no such Node.
-	Set(ctx context.Context, node string, want tokens.NodeProperties) (uid string, done bool, err error)
+	// Set gives the Node of a claim what [tokens.Claim.Remaining] has and removes [tokens.JoiningTaint], or does nothing if the
+	// Node has to wait, or if the claim has changed since it was listed: the Node may be that of another token. A hint about the
+	// change starts another step. done reports whether the Node has everything. uid is that of the Node, read live; it may be
+	// empty if done is false. The error wraps [tokens.ErrNotFound] if there is no such Node.
+	Set(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error)
 }
 
 // node reads the Node of a claim live. If the claim does not have its UID yet, node gives it what the token asks for, and
@@ -29,23 +30,11 @@ func (c *claimLoop) node(ctx context.Context, claim tokens.Claim) (uid string, d
 			return uid, true, err
 		}
 	}
-	uid, done, err = c.give(ctx, claim)
+	uid, done, err = c.Properties.Set(ctx, claim)
 	if !done && !errors.Is(err, tokens.ErrNotFound) && (claim.NodeUID == "" || claim.Waits) {
 		uid, err = c.Node(ctx, claim.Node)
 	}
 	return uid, done, err
-}
-
-// give sets what a claim asks for on its Node. It does nothing if the claim has changed since it was listed: the Node may be
-// that of another token. A hint about the change starts another step.
-func (c *claimLoop) give(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
-	want := claim.Remaining().Node
-	if want.Labels != "" || want.Taints != "" {
-		if now, err := c.Store.Get(ctx, claim.Node, tokens.Live); err != nil || now.Version != claim.Version {
-			return "", false, err
-		}
-	}
-	return c.Properties.Set(ctx, claim.Node, want)
 }
 
 // setProperties sets the properties of Nodes that step does not register: of those that registered again after their claim was
@@ -93,7 +82,7 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 }
 
 func (c *claimLoop) set(ctx context.Context, claim tokens.Claim) error {
-	uid, done, err := c.give(ctx, claim)
+	uid, done, err := c.Properties.Set(ctx, claim)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
 		return nil

@@ -13,7 +13,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
-	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // fakeNodes are Nodes by name. Each Set of an existing Node is recorded.
@@ -35,7 +34,8 @@ func (f *fakeNodes) all(context.Context) (map[string]string, error) {
 
 func (f *fakeNodes) Joining(context.Context) ([]string, error) { return f.tainted, nil }
 
-func (f *fakeNodes) Set(_ context.Context, node string, want tokens.NodeProperties) (uid string, done bool, err error) {
+func (f *fakeNodes) Set(_ context.Context, claim tokens.Claim) (uid string, done bool, err error) {
+	node, want := claim.Node, claim.Remaining().Node
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.uids[node] == "" {
@@ -51,7 +51,7 @@ func (f *fakeNodes) Set(_ context.Context, node string, want tokens.NodeProperti
 
 // A Node gets the properties before its claim records that, and once. Catches a claim without the Node while its Node waits, so
 // that its token could admit another machine, and a Node that is patched again later. Catches a taint that stays because its Node has no claim, and a Node that
-// registers again without its properties. Catches a Node that gets what another token's claim asked for.
+// registers again without its properties.
 func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 	props := tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterServingCertificate}
 	const first, again = "n a=b serving-certificate", "n a=b "
@@ -70,7 +70,6 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 		waits   bool
 		err     error
 		expired bool // the token
-		stale   bool // the list has the claim of another token
 		set     []string
 		want    string // the NodeUID of the claim, with "waits", "released", or "none"
 	}{
@@ -92,9 +91,6 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 		"registered again":                        {claim: live("u1"), uid: "u2", set: []string{again}, want: "u2"},
 		"was deleted":                             {claim: live("u1"), want: "released"},
 		"registered again after release":          {claim: &tokens.Claim{Node: "n", Past: tokens.ReleasedClaim{Node: props}}, uid: "u2", set: []string{first}, want: "released"},
-		"another token's claim is listed":         {claim: live(""), uid: "u1", tainted: true, stale: true},
-		"another token's claim, registered":       {claim: live("u1"), uid: "u1", tainted: true, stale: true, want: "u1"},
-		"another token's Past is listed":          {claim: &tokens.Claim{Node: "n", Past: tokens.ReleasedClaim{Node: props}}, uid: "u2", stale: true},
 		"limited token without properties":        {claim: &tokens.Claim{Node: "n", TokenID: "abc123"}, uid: "u1", tainted: true, set: []string{"n  "}, want: "u1"},
 		"taint without claim":                     {uid: "u1", tainted: true, set: []string{"n  "}, want: "none"},
 		"nothing to do":                           {uid: "u1", want: "none"},
@@ -115,16 +111,8 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 				if test.tainted {
 					nodes.tainted = []string{"n"}
 				}
-				var claims tokens.Claims = store.Claims()
-				if test.stale {
-					claims = storetest.Stale(t, store, claims).Claims(claims)
-					must.Value(storetest.UpdateClaim(t.Context(), store.Claims(), "n", func(c *tokens.Claim) error {
-						c.TokenID, c.Limits = "def456", tokens.Limits{MaxNodes: 1}
-						return nil
-					}))(t)
-				}
 				c := cleaner.Claims{
-					Store: claims, Tokens: store, Properties: nodes,
+					Store: store.Claims(), Tokens: store, Properties: nodes,
 					Node: func(context.Context, string) (string, error) {
 						if test.uid == "" {
 							return "", tokens.ErrNotFound

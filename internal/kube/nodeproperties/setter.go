@@ -2,6 +2,7 @@ package nodeproperties
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -139,9 +140,11 @@ func (s *Setter) Joining(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(joining)), nil
 }
 
-// Set gives a Node what it wants. While the Node waits, Set adds only what [Plan] allows. Set returns the UID of the Node and
-// true if the Node now has everything. The error wraps [tokens.ErrNotFound] if there is no such Node.
-func (s *Setter) Set(ctx context.Context, name string, want tokens.NodeProperties) (uid string, done bool, err error) {
+// Set gives the Node of a claim what [tokens.Claim.Remaining] has. While the Node waits, Set adds only what [Plan] allows. Set
+// returns the UID of the Node and true if the Node now has everything. It does nothing if the claim has changed before the Node
+// was read. The error wraps [tokens.ErrNotFound] if there is no such Node.
+func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
+	name, want := claim.Node, claim.Remaining().Node
 	s.mu.Lock()
 	cached, tainted := s.joining[name]
 	paused := s.waits[name].paused
@@ -149,7 +152,7 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 	if time.Now().Before(paused) {
 		return "", false, nil
 	}
-	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(ctx, name)
+	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(name, claim.Created)
 	if tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served { // the Node need not be read
 		s.wait(name, cached.Created, waitsForCertificate)
 		return "", false, nil
@@ -158,6 +161,14 @@ func (s *Setter) Set(ctx context.Context, name string, want tokens.NodePropertie
 		node, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", false, nodeError(name, err)
+		}
+		if want != (tokens.NodeProperties{}) {
+			switch now, err := s.claims(ctx, name, tokens.Recent); {
+			case errors.Is(err, tokens.ErrNotFound), err == nil && now.Version != claim.Version:
+				return "", false, nil
+			case err != nil:
+				return "", false, err
+			}
 		}
 		patch, waits := Plan(node, want, served && string(node.UID) == cached.UID)
 		if patch != nil && !s.may() {
@@ -226,16 +237,11 @@ func (s *Setter) wait(name string, created time.Time, w Waits) {
 
 // isServed reports whether the kubelet of a Node got a serving certificate after its claim was created: the certificate is older
 // than a Node that was created again. It does not wait until the cache is filled: a hint follows.
-func (s *Setter) isServed(ctx context.Context, name string) bool {
+func (s *Setter) isServed(name string, claimed time.Time) bool {
 	requests := s.served()
 	if _, filled := requests.Len(); !filled {
 		return false
 	}
 	all, _ := requests.Grouped(context.Background(), tokens.NodeUserPrefix+name)
-	all = slices.DeleteFunc(all, func(r serving) bool { return r.issued.IsZero() })
-	if len(all) == 0 { // the claim need not be read
-		return false
-	}
-	claim, err := s.claims(ctx, name, tokens.Live)
-	return err == nil && slices.ContainsFunc(all, func(r serving) bool { return !r.issued.Before(claim.Created) })
+	return slices.ContainsFunc(all, func(r serving) bool { return !r.issued.IsZero() && !r.issued.Before(claimed) })
 }

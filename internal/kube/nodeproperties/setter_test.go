@@ -30,17 +30,26 @@ type cluster struct {
 	client  *fake.Clientset
 	may     bool
 	created time.Time
+	version string // of the claim of each Node
 }
 
 func openCluster(t *testing.T, n *corev1.Node) *cluster {
-	c := &cluster{may: true, created: time.Now().Truncate(time.Second)}
+	c := &cluster{may: true, version: "1", created: time.Now().Truncate(time.Second)}
 	n.CreationTimestamp = metav1.NewTime(c.created)
 	c.client = fake.NewClientset(n)
 	claims := func(_ context.Context, node string, _ tokens.Read) (tokens.Claim, error) {
-		return tokens.Claim{Node: node, Created: c.created.Add(-time.Minute)}, nil
+		if c.version == "" {
+			return tokens.Claim{}, tokens.ErrNotFound
+		}
+		return tokens.Claim{Node: node, Version: c.version}, nil
 	}
 	c.Setter = Open(t.Context(), c.client, kubefacts.OpenNodes(t.Context(), c.client), claims, func() bool { return c.may }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return c
+}
+
+// claim returns what the list of claims has for a Node.
+func (c *cluster) claim(node string, want tokens.NodeProperties) tokens.Claim {
+	return tokens.Claim{Node: node, TokenID: "abcdef", Version: "1", Created: c.created.Add(-time.Minute), Limits: tokens.Limits{Node: want}}
 }
 
 // set returns the requests for Nodes that Set sends, its results, and what the metric shows that the Node waits for.
@@ -50,7 +59,7 @@ func (c *cluster) set(t *testing.T, want tokens.NodeProperties) (calls string, d
 	must.Value(c.Joining(t.Context()))(t)
 	synctest.Wait() // for the watch of Nodes
 	c.client.ClearActions()
-	_, done, err = c.Set(t.Context(), "worker-1", want)
+	_, done, err = c.Set(t.Context(), c.claim("worker-1", want))
 	synctest.Wait()
 	for _, a := range c.client.Actions() {
 		if a.GetResource().Resource == "nodes" {
@@ -151,6 +160,19 @@ func TestSetWaitsWithPauses(t *testing.T) {
 	}
 }
 
+// Catches a Node that gets what another token's claim asked for: the list of claims may be older than the Node.
+func TestSetNeedsCurrentClaim(t *testing.T) {
+	for _, version := range []string{"2", ""} {
+		synctest.Test(t, func(t *testing.T) {
+			c := openCluster(t, node(nil, joining))
+			c.version = version
+			if calls, done, waits, err := c.set(t, tokens.NodeProperties{Labels: "e=1"}); calls != "get" || done || waits != "" || err != nil {
+				t.Errorf("claim with version %q: got %q, %t, %q, %v, want a read of the Node alone", version, calls, done, waits, err)
+			}
+		})
+	}
+}
+
 // Others change the taints of a Node that joins, at any time. Catches a Node that then waits for a backoff, and a patch without end.
 func TestSetRetriesPatch(t *testing.T) {
 	invalid := apierrors.NewGenericServerResponse(422, "patch", corev1.Resource("nodes"), "worker-1", "testing path /spec/taints", 0, true)
@@ -197,7 +219,7 @@ func TestMetricNamesFewWaitingNodes(t *testing.T) {
 		set := func(names []string) {
 			t.Helper()
 			for _, name := range names {
-				if _, done, err := c.Set(t.Context(), name, waitsForCert); done || err != nil {
+				if _, done, err := c.Set(t.Context(), c.claim(name, waitsForCert)); done || err != nil {
 					t.Errorf("%s: %t, %v", name, done, err)
 				}
 			}
