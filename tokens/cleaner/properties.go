@@ -14,7 +14,7 @@ type Properties interface {
 	Joining(ctx context.Context) ([]string, error)
 	// Set gives the Node of a claim what [tokens.Claim.Remaining] has and removes [tokens.JoiningTaint], or does nothing if the
 	// Node has to wait, or if the claim has changed since it was listed: the Node may be that of another token. A hint about the
-	// change starts another step. done reports whether the Node has everything. uid is that of the Node, read live; it may be
+	// change starts another step. A Claim with only Node means that the Node has no claim. done reports whether the Node has everything. uid is that of the Node, read live; it may be
 	// empty if done is false. The error wraps [tokens.ErrNotFound] if there is no such Node.
 	Set(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error)
 }
@@ -68,14 +68,8 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		set(claim, waits || joining[claim.Node] && !claim.Waits && (claim.NodeUID != "" || claim.Limits.Node == none))
 	}
 	for _, name := range names {
-		if !joining[name] {
-			continue
-		}
-		switch _, err := c.Store.Get(ctx, name, tokens.Live); {
-		case errors.Is(err, tokens.ErrNotFound):
+		if joining[name] {
 			errs = append(errs, c.set(ctx, tokens.Claim{Node: name}))
-		case err != nil:
-			errs = append(errs, fmt.Errorf("claim of node %s: %w", name, err))
 		}
 	}
 	return errs

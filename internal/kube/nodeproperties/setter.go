@@ -140,9 +140,8 @@ func (s *Setter) Joining(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(joining)), nil
 }
 
-// Set gives the Node of a claim what [tokens.Claim.Remaining] has. While the Node waits, Set adds only what [Plan] allows. Set
-// returns the UID of the Node and true if the Node now has everything. It does nothing if the claim has changed before the Node
-// was read. The error wraps [tokens.ErrNotFound] if there is no such Node.
+// Set implements [cleaner.Properties]. While the Node waits, Set adds only what [Plan] allows. Another machine can register the
+// Node only after the claim has changed. So Set reads the claim after the Node, and the patch is for the UID that Set has read.
 func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done bool, err error) {
 	name, want := claim.Node, claim.Remaining().Node
 	s.mu.Lock()
@@ -162,13 +161,12 @@ func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done 
 		if err != nil {
 			return "", false, nodeError(name, err)
 		}
-		if want != (tokens.NodeProperties{}) {
-			switch now, err := s.claims(ctx, name, tokens.Recent); {
-			case errors.Is(err, tokens.ErrNotFound), err == nil && now.Version != claim.Version:
-				return "", false, nil
-			case err != nil:
-				return "", false, err
-			}
+		now, err := s.claims(ctx, name, tokens.Recent)
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			return "", false, err
+		}
+		if now.Version != claim.Version {
+			return "", false, nil
 		}
 		patch, waits := Plan(node, want, served && string(node.UID) == cached.UID)
 		if patch != nil && !s.may() {

@@ -160,16 +160,30 @@ func TestSetWaitsWithPauses(t *testing.T) {
 	}
 }
 
-// Catches a Node that gets what another token's claim asked for: the list of claims may be older than the Node.
-func TestSetNeedsCurrentClaim(t *testing.T) {
-	for _, version := range []string{"2", ""} {
-		synctest.Test(t, func(t *testing.T) {
-			c := openCluster(t, node(nil, joining))
-			c.version = version
-			if calls, done, waits, err := c.set(t, tokens.NodeProperties{Labels: "e=1"}); calls != "get" || done || waits != "" || err != nil {
-				t.Errorf("claim with version %q: got %q, %t, %q, %v, want a read of the Node alone", version, calls, done, waits, err)
-			}
-		})
+// Catches a Node that gets what another token's claim asked for, or that loses the taint of joining because of another claim: a
+// machine of another token may register the Node before each read of it, also after a failed patch.
+func TestSetReadsClaimAfterNode(t *testing.T) {
+	for name, want := range map[string]tokens.NodeProperties{"with labels": {Labels: "e=1"}, "without": {}} {
+		for at, changed := range []string{"2", ""} {
+			synctest.Test(t, func(t *testing.T) {
+				c := openCluster(t, node(nil, joining))
+				gets := 0
+				c.client.PrependReactor("get", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+					if gets == at { // another machine registers
+						c.version = changed
+					}
+					gets++
+					return false, nil, nil
+				})
+				c.client.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "worker-1", errors.New("other UID"))
+				})
+				wantCalls := strings.Repeat("get patch ", at) + "get"
+				if calls, done, waits, err := c.set(t, want); calls != wantCalls || done || waits != "" || err != nil {
+					t.Errorf("%s, claim changes to version %q: got %q, %t, %q, %v, want %q", name, changed, calls, done, waits, err, wantCalls)
+				}
+			})
+		}
 	}
 }
 
