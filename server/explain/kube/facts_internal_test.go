@@ -179,13 +179,15 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 		served  []object
 		right   bool
 		failed  []failedwrites.Write
+		age     time.Duration // of the Lease
 		want    string
 	}{
-		"no certificate":         {claim: claim(""), joining: true, right: true, want: "its kubelet gets a serving certificate"},
+		"no certificate":         {claim: claim(""), joining: true, right: true, want: "restart it, or if 'kubectl logs' works: kubectl taint node worker-1 kubejoin.io/joining-"},
 		"certificate before":     {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-2 * time.Minute))), want: "its kubelet gets a serving certificate"},
 		"older than the Node":    {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-time.Second))), want: "kubejoin has patched it"},
 		"certificate":            {claim: claim(""), joining: true, right: true, served: serving(created), want: "kubejoin has patched it"},
 		"no right":               {claim: claim(""), joining: true, served: serving(created), want: "kubejoin may patch Nodes"},
+		"no kubejoin runs":       {claim: claim(""), joining: true, right: true, served: serving(created), age: time.Minute, want: "kubejoin runs: no replica renews its Lease kubejoin-system/kubejoin"},
 		"patch fails":            {claim: claim(""), joining: true, right: true, served: serving(created), failed: failed, want: "webhook down"},
 		"label":                  {claim: claim(""), right: true, label: "c", want: "its label a is gone"},
 		"has everything":         {claim: claim("u"), right: true},
@@ -201,7 +203,8 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 		if test.label != "" {
 			node.Labels["a"] = test.label
 		}
-		g := &gathering{object: node, known: test.claim, served: test.served, patches: test.right, facts: explain.Facts{Node: "worker-1", Leader: &api.LeaderEvidence{}, FailedWrites: test.failed}}
+		leader := api.LeaderEvidence{Namespace: DefaultLeaseNamespace, Lease: DefaultLeaseName, Holder: "a", Renewed: time.Now().Add(-test.age), Duration: 15 * time.Second}
+		g := &gathering{Reader: Reader{Now: time.Now}, object: node, known: test.claim, served: test.served, patches: test.right, facts: explain.Facts{Node: "worker-1", Leader: &leader, FailedWrites: test.failed}}
 		g.properties()
 		if got := g.facts.Waits; !strings.Contains(got, test.want) || got == "" != (test.want == "") || g.facts.Joining != test.joining {
 			t.Errorf("%s: waits until %q, joining %t, want %q", name, got, g.facts.Joining, test.want)

@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,6 +94,9 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	}
 	if r.Timeout <= 0 {
 		r.Timeout = DefaultTimeout
+	}
+	if r.Now == nil {
+		r.Now = time.Now
 	}
 	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
 	// Read these facts concurrently. The facts that depend on the requests follow below.
@@ -198,14 +202,20 @@ func (g *gathering) properties() {
 	if !f.Joining && (g.known.Node == "" || g.known.Released() || g.known.NodeUID != "" && !g.known.Waits) {
 		return
 	}
+	requested := false // a serving certificate
 	served := slices.ContainsFunc(g.served, func(r object) bool {
-		at := nodeproperties.Issued(r)
-		return r.Spec.Username == tokens.NodeUserPrefix+f.Node && !at.IsZero() && !at.Before(g.known.Created)
+		own, at := r.Spec.Username == tokens.NodeUserPrefix+f.Node, nodeproperties.Issued(r)
+		requested = requested || own && r.Spec.SignerName == certificates.KubeletServingSignerName
+		return own && !at.IsZero() && !at.Before(g.known.Created)
 	})
 	patch, waits := nodeproperties.Plan(g.object, g.known.Remaining().Node, served)
 	switch {
+	case waits.For == nodeproperties.ForCertificate && !requested:
+		f.Waits = fmt.Sprintf("%s, but there is no request for one: set serverTLSBootstrap: true in its configuration and restart it, or if 'kubectl logs' works: kubectl taint node %s %s-", waits.Text, f.Node, tokens.JoiningTaint)
 	case waits.Text != "":
 		f.Waits = waits.Text
+	case patch != nil && f.Leader != nil && (f.Leader.Holder == "" || g.Now().Sub(f.Leader.Renewed) > f.Leader.Duration):
+		f.Waits = fmt.Sprintf("kubejoin runs: no replica renews its Lease %s/%s", f.Leader.Namespace, f.Leader.Lease)
 	case patch != nil && f.Leader != nil && !g.patches:
 		f.Waits = nodeproperties.WaitsForRight.Text
 	case patch != nil:
@@ -310,12 +320,8 @@ func (g *gathering) turn(ctx context.Context) error {
 	if err != nil || s.Holder == (controlplane.Machine{}) && len(s.Waiting) == 0 {
 		return err
 	}
-	now := time.Now
-	if g.Now != nil {
-		now = g.Now
-	}
 	t := &api.TurnEvidence{Holder: s.Holder.Node, Since: s.Since, Renewed: s.Renewed, Learner: s.Learner}
-	for _, w := range s.StillWaiting(now()) {
+	for _, w := range s.StillWaiting(g.Now()) {
 		t.Waiting = append(t.Waiting, api.WaitingEvidence{Node: w.Node, Since: w.Since})
 	}
 	g.set(func(f *explain.Facts) { f.Turn = t })
@@ -340,12 +346,8 @@ func (g *gathering) leader(ctx context.Context) error {
 	if s := lease.Spec; s.LeaseDurationSeconds != nil {
 		l.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
 	}
-	now := time.Now
-	if g.Now != nil {
-		now = g.Now
-	}
 	g.set(func(f *explain.Facts) {
-		f.Leader, f.FailedWrites = l, failedwrites.Of(lease, now())
+		f.Leader, f.FailedWrites = l, failedwrites.Of(lease, g.Now())
 		g.patches = lease.Annotations[leader.NodePropertiesAnnotation] != ""
 	})
 	return nil
