@@ -126,6 +126,7 @@ var remedies = []remedy{
 	{"docs/migrate-from-kube-controller-manager.md", "If `kubejoin doctor` has reported `kcm-signs` for a control plane", "kubejoin doctor"},
 	{"docs/migrate-from-kube-controller-manager.md", "for which `kubejoin doctor` has reported `kcm-signs`", "kubejoin doctor"},
 	{"docs/migrate-from-kube-controller-manager.md", "If nobody renews the Lease any more", "kubectl -n kubejoin-system get lease kubejoin"},
+	{"docs/node-properties.md", "When no Node has it", "kubectl describe nodes"},
 	{"docs/operate.md", "because the restored counts lack nodes", "kubejoin token list"},
 	{"docs/pipelines.md", "If a token leaks", "kubejoin token list"},
 	{"docs/protocol.md", "If `kubejoin doctor` says so too", "kubejoin doctor"},
