@@ -97,6 +97,9 @@ var faults = []struct {
 
 	{"token never expires", func(t *testing.T, p *patient) { p.secret(t, tokens.Generate(), nil) }, []string{"token-never-expires"}},
 	{"control plane without an upload", func(t *testing.T, p *patient) {
+		for _, phase := range []string{"ca", "front-proxy-ca", "etcd-ca", "sa"} { // the files that the command uploads
+			must.OK(t, exec.CommandContext(t.Context(), filepath.Join(p.Bin, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", p.pki, "--kubernetes-version", p.Version).Run())
+		}
 		p.CreateToken(t, tokens.Limits{MaxNodes: 1, Role: tokens.RoleControlPlane})
 	}, []string{"upload-missing"}},
 	{"picked token", func(t *testing.T, p *patient) {

@@ -185,7 +185,7 @@ func (p *patient) mend(t *testing.T, args ...string) {
 	t.Helper()
 	commands, _, _ := p.run(t, p.reader, append(args, "--fix")...)
 	copies := t.TempDir()
-	script := strings.NewReplacer("--config /root/kubeadm.yaml", "--config "+copies+"/kubeadm.yaml --kubeconfig "+p.Kubeconfig(), "/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/", "> /etc/kubernetes/pki/", "> "+p.pki+"/").Replace(commands)
+	script := strings.NewReplacer("--config /root/kubeadm.yaml", "--config "+copies+"/kubeadm.yaml --kubeconfig "+p.Kubeconfig(), "/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/", "> /etc/kubernetes/pki/", "> "+p.pki+"/", "--control-plane", "--control-plane --pki-dir "+p.pki).Replace(commands)
 	shell := exec.CommandContext(t.Context(), "sh", "-ec", script)
 	shell.Dir = harness.RepositoryFile(t, "")
 	shell.Env = append(os.Environ(), "KUBECONFIG="+p.Kubeconfig(), "HOME="+copies, "PATH="+p.bin+":"+os.Getenv("PATH"))
