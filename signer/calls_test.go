@@ -147,6 +147,8 @@ func (c *counted) renew(node string) error {
 // certificate.
 func TestCallsOfEachOperation(t *testing.T) {
 	one, many, names := tokens.Limits{MaxNodes: 1}, tokens.Limits{MaxNodes: 9}, tokens.Limits{NodeNames: []string{"worker-*"}}
+	labels := tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule", ReadyAfter: tokens.ReadyAfterServingCertificate}
+	labeled := tokens.Limits{MaxNodes: 1, Node: labels}
 	joined := func(limits tokens.Limits) func(*counted) string {
 		return func(c *counted) string {
 			id := c.token(limits)
@@ -182,6 +184,10 @@ func TestCallsOfEachOperation(t *testing.T) {
 			kube: "create leases, get nodes, get secrets, update secrets", rows: "Claims.Commit"},
 		{name: "first certificate, names", before: withToken(names), do: joins("worker-1"),
 			kube: "create leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.HeldBy, Store.Get"},
+		{name: "first certificate, one node with labels", before: withToken(labeled), do: joins("worker-1"),
+			kube: "create leases, get nodes, get secrets, list leases, update secrets", rows: "Claims.Commit, Claims.HeldBy"},
+		{name: "first certificate, labels alone", before: withToken(tokens.Limits{Node: labels}), do: joins("worker-1"),
+			kube: "create leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.HeldBy, Store.Get"},
 		{name: "the same machine again, another key", before: func(c *counted) string {
 			id := c.token(one)
 			if err := c.first(id, "worker-1"); err != nil {
@@ -191,6 +197,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 		}, do: joins("worker-1"), kube: "get leases, get nodes, 2 get secrets, patch leases", rows: "Claims.Commit, Claims.Get, Store.Get"},
 		{name: "spent token", before: joined(one), do: joins("worker-2"), refused: "TokenSpent", kube: "get secrets", rows: "Store.Get"},
 		{name: "renewal", before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes", rows: "Claims.Update"},
+		{name: "renewal, with labels", before: joined(labeled), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes", rows: "Claims.Update"},
 		{name: "renewal, without limits", before: joined(tokens.Limits{}), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get leases, get nodes", rows: "Claims.Get"},
 		{name: "renewal of a name that can have no claim", before: func(c *counted) string { c.addNode("Worker_1"); return "" },
 			do: func(c *counted, _ string) error { return c.renew("Worker_1") }, kube: "get nodes", rows: ""},
