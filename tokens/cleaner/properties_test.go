@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // fakeNodes are Nodes by name. Each Set of an existing Node is recorded.
@@ -23,6 +24,7 @@ type fakeNodes struct {
 	waits   bool
 	err     error
 	set     []string
+	during  func() // nil: nothing
 }
 
 // all returns the UIDs of the Nodes by name.
@@ -42,6 +44,9 @@ func (f *fakeNodes) Set(_ context.Context, claim tokens.Claim) (uid string, done
 		return "", false, tokens.ErrNotFound
 	}
 	f.set = append(f.set, node+" "+want.Labels+" "+want.ReadyAfter)
+	if f.during != nil {
+		f.during()
+	}
 	if f.err != nil || f.waits {
 		return "", false, f.err
 	}
@@ -145,6 +150,39 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Catches a claim that records its Node before the Node has its properties: after a crash between the two, nobody would set them.
+// Also catches a crash after the properties that keeps the claim without its Node, or that sets them for ever.
+func TestCrashRepeatsProperties(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openClaims(t, tokens.Claim{Node: "n", TokenID: "abc123", Limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b"}}})
+		must.Value(store.Create(t.Context(), tokens.NewRecord(newToken(t, "abc123"), 2*time.Hour, time.Now())))(t)
+		nodes := &fakeNodes{uids: map[string]string{"n": "u1"}}
+		recorded := func() string { return must.Value(store.Claims().Get(t.Context(), "n", tokens.Live))(t).NodeUID }
+		nodes.during = func() {
+			if uid := recorded(); uid != "" {
+				t.Errorf("the claim has the Node %s before its properties are set", uid)
+			}
+		}
+		run := func(claims tokens.Claims) {
+			ctx, crash := context.WithTimeout(t.Context(), time.Hour)
+			defer crash()
+			must.OK(t, cleaner.Claims{
+				Store: claims, Tokens: store, Properties: nodes, Nodes: nodes.all,
+				Node: func(context.Context, string) (string, error) { return "u1", nil },
+			}.Run(ctx))
+		}
+		run(storetest.Fail(errors.New("crash"), "Claims.Update").Claims(store.Claims()))
+		crashed := len(nodes.set)
+		if crashed == 0 || recorded() != "" {
+			t.Fatalf("before the crash: got %d calls of Set and Node %q in the claim, want calls and none", crashed, recorded())
+		}
+		run(store.Claims())
+		if len(nodes.set) != crashed+1 || recorded() != "u1" {
+			t.Errorf("after the crash: got %d more calls of Set and Node %q in the claim, want one and u1", len(nodes.set)-crashed, recorded())
+		}
+	})
 }
 
 // Catches properties that each step sets again on a Node whose claim was released.
