@@ -1,7 +1,9 @@
 package signer_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/kube/nodeproperties"
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -17,9 +21,11 @@ import (
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
+	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -37,6 +43,7 @@ type counted struct {
 	signer.Authority
 	store   tokens.Store
 	claims  tokens.Claims
+	client  *fake.Clientset                // nil with rows
 	addNode func(name string) (uid string) // a Node registers
 	reset   func()
 	calls   func() []string
@@ -58,16 +65,16 @@ func countedOnKubernetes(t *testing.T) *counted {
 			return false, nil, nil
 		})
 	}
-	client.PrependReactor("patch", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) { // the fake API server does not compare versions either
+	client.PrependReactor("patch", "*", func(a kubetesting.Action) (bool, runtime.Object, error) { // the fake API server does not compare versions either
 		patch := a.(kubetesting.PatchAction)
 		now, err := client.Tracker().Get(patch.GetResource(), patch.GetNamespace(), patch.GetName())
-		if lease := now.(*coordinationv1.Lease); err == nil && !strings.Contains(string(patch.GetPatch()), fmt.Sprintf(`"resourceVersion":%q`, lease.ResourceVersion)) {
+		if lease, is := now.(*coordinationv1.Lease); err == nil && is && !strings.Contains(string(patch.GetPatch()), fmt.Sprintf(`"resourceVersion":%q`, lease.ResourceVersion)) {
 			return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), lease.Name, nil)
 		}
 		_, patched, err := kubetesting.ObjectReaction(client.Tracker())(a)
 		if err == nil {
 			version++
-			patched.(*coordinationv1.Lease).ResourceVersion = fmt.Sprint(version)
+			patched.(metav1.Object).SetResourceVersion(fmt.Sprint(version))
 			err = client.Tracker().Update(patch.GetResource(), patched, patch.GetNamespace())
 		}
 		return true, patched, err
@@ -76,7 +83,7 @@ func countedOnKubernetes(t *testing.T) *counted {
 	claims := must.Get(secretstore.OpenClaims(t.Context(), client, store, secretstore.ClaimNamespace, nil))
 	nodes := kubefacts.OpenNodes(t.Context(), client)
 	return &counted{
-		T: t, store: store, claims: claims, Authority: signer.Authority{Nodes: &admission.Nodes{Node: nodes.Node, Ready: nodes.Ready}},
+		T: t, store: store, claims: claims, client: client, Authority: signer.Authority{Nodes: &admission.Nodes{Node: nodes.Node, Ready: nodes.Ready}},
 		addNode: func(name string) string {
 			return string(must.Get(client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})).UID)
 		},
@@ -104,6 +111,21 @@ func countedOnRows(t *testing.T) *counted {
 		T: t, store: count.Store(db), claims: count.Claims(db.Claims()), Authority: signer.Authority{Nodes: &admission.Nodes{}},
 		addNode: func(string) string { return "" }, reset: func() { all = nil }, calls: func() []string { return all },
 	}
+}
+
+// start lets kubejoin sign, with the clock c.now.
+func (c *counted) start() {
+	c.Helper()
+	c.now = time.Now()
+	clock := func() time.Time { return c.now }
+	c.Facts, c.Now = allowsAll{}, clock
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(newCA(c.T)), time.Hour))
+	for name, s := range signers {
+		s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
+		signers[name] = s
+	}
+	c.Signers = signer.FixedSigners(signers)
+	c.Authority.Nodes.Tokens, c.Authority.Nodes.Claims, c.Authority.Nodes.Now = c.store, c.claims, clock
 }
 
 func (c *counted) token(limits tokens.Limits) string {
@@ -237,16 +259,8 @@ func TestCallsOfEachOperation(t *testing.T) {
 						open = countedOnRows
 					}
 					c := open(t)
-					c.now = time.Now()
-					clock := func() time.Time { return c.now }
-					c.Facts, c.Now = allowsAll{}, clock
-					signers := must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
-					for name, s := range signers {
-						s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
-						signers[name] = s
-					}
-					c.Signers = signer.FixedSigners(signers)
-					c.Authority.Nodes.Tokens, c.Authority.Nodes.Claims, c.Authority.Nodes.Now, c.Authority.Nodes.AllowExisting = c.store, c.claims, clock, test.existing
+					c.start()
+					c.Authority.Nodes.AllowExisting = test.existing
 					if test.identities {
 						c.Authority.Nodes.RejoinWindow = 24 * time.Hour
 					}
@@ -264,6 +278,68 @@ func TestCallsOfEachOperation(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Each Node costs calls when it registers. Catches a call more for a Node whose token has no labels, and another call for one
+// with them. Caches of all Nodes and of all requests are not counted.
+func TestCallsOfRegistration(t *testing.T) {
+	served := tokens.ReadyAfterServingCertificate
+	for name, test := range map[string]struct {
+		limits tokens.Limits
+		want   string
+	}{
+		"limits":                     {limits: tokens.Limits{MaxNodes: 1}, want: "get nodes, patch leases"},
+		"no limits":                  {want: ""},
+		"labels":                     {limits: tokens.Limits{MaxNodes: 1, Node: tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule"}}, want: "get leases, get nodes, patch leases, patch nodes"},
+		"labels after a certificate": {limits: tokens.Limits{MaxNodes: 1, Node: tokens.NodeProperties{Labels: "a=b", ReadyAfter: served}}, want: "get leases, 2 get nodes, 2 patch leases, patch nodes"},
+		"certificate":                {limits: tokens.Limits{MaxNodes: 1, Node: tokens.NodeProperties{ReadyAfter: served}}, want: "get leases, 2 get nodes, 2 patch leases, patch nodes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := countedOnKubernetes(t)
+				c.start()
+				synctest.Wait()
+				if err := c.first(c.token(test.limits), "worker-1"); err != nil {
+					t.Fatal(err)
+				}
+				nodes := kubefacts.OpenNodes(t.Context(), c.client)
+				properties := nodeproperties.Open(t.Context(), c.client, nodes, c.claims.Get, func() bool { return true }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+				claims := cleaner.Claims{
+					Store: c.claims, Tokens: c.store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, Properties: properties,
+					NodesChanged: func(ctx context.Context) <-chan struct{} {
+						return loop.Either(ctx, nodes.Watch(ctx), properties.Watch(ctx))
+					},
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() { done <- claims.Run(ctx) }()
+				time.Sleep(5 * time.Second)
+				c.reset()
+				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "n"}}
+				if test.limits.Node.ReadyAfter != "" {
+					node.Spec.Taints = []corev1.Taint{{Key: tokens.JoiningTaint, Effect: corev1.TaintEffectNoSchedule}}
+				}
+				must.Get(c.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}))
+				time.Sleep(5 * time.Second)
+				must.Get(c.client.CertificatesV1().CertificateSigningRequests().Create(ctx, &certificates.CertificateSigningRequest{
+					ObjectMeta: metav1.ObjectMeta{Name: "serving", CreationTimestamp: metav1.Now()},
+					Spec:       certificates.CertificateSigningRequestSpec{SignerName: certificates.KubeletServingSignerName, Username: tokens.NodeUserPrefix + "worker-1"},
+					Status:     certificates.CertificateSigningRequestStatus{Certificate: []byte("c")},
+				}, metav1.CreateOptions{}))
+				time.Sleep(20 * time.Second)
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				cached := func(call string) bool {
+					return strings.HasPrefix(call, "create ") || strings.HasPrefix(call, "list ") || strings.HasPrefix(call, "watch ")
+				}
+				if got := summary(slices.DeleteFunc(c.calls(), cached)); got != test.want {
+					t.Errorf("got %q, want %q", got, test.want)
+				}
+			})
+		})
 	}
 }
 
