@@ -346,6 +346,9 @@ func TestJoinFormats(t *testing.T) {
 		if r := s.do(t, "POST", commandPath+"?nodeReadyAfter=serving-certificate&format="+name, adminBearer, "", ""); r.status != 200 || !strings.Contains(r.body, tokens.JoiningTaint) {
 			t.Errorf("%s: got %d without the taint of joining", name, r.status)
 		}
+		if r := s.do(t, "POST", commandPath+"?nodeLabels=a=b&format="+name, adminBearer, "", ""); r.status != 200 || strings.Contains(r.body, tokens.JoiningTaint) {
+			t.Errorf("%s with labels alone: got %d, want no taint of joining", name, r.status)
+		}
 	}
 }
 

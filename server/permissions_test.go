@@ -151,8 +151,17 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		t.Errorf("dry run: got %d %s, want 403", r.status, r.body)
 	}
 	asked = nil // the reviews of a request would have no limit
-	if r := s.do(t, "POST", "/v1/token?maxNodes=1&nodeLabels="+strings.Repeat("a=b,", 1000)+"a=b", viewerBearer, "", ""); r.status != 400 || !strings.Contains(r.body, "1001 given, 16 allowed") || len(asked) > 0 {
-		t.Errorf("1001 labels: got %d %s after %q, want 400 without access reviews", r.status, r.body, asked)
+	for query, detail := range map[string]string{
+		"nodeLabels=" + strings.Repeat("a=b,", 16) + "a=b":                  "17 given, 16 allowed",
+		"nodeLabels=" + strings.Repeat("a=b,", 1000) + "a=b":                "1001 given, 16 allowed",
+		"nodeTaints=" + strings.Repeat("a:NoSchedule,", 16) + "a:NoExecute": "17 given, 16 allowed",
+		"nodeLabels=kubernetes.io/hostname=a&groups=system:bootstrappers:a": "want one that the kubelet does not set",
+	} {
+		for _, path := range []string{"/v1/token?", commandPath + "?"} {
+			if r := s.do(t, "POST", path+"maxNodes=1&"+query, viewerBearer, "", ""); r.status != 400 || !strings.Contains(r.body, detail) || len(asked) > 0 {
+				t.Errorf("%s%.40s: got %d %s after %q, want 400 with %s, without access reviews", path, query, r.status, r.body, asked, detail)
+			}
+		}
 	}
 	id := s.token(t, once)[:6]
 	for _, test := range []struct{ query, field, detail string }{ // field of the refusal; empty: none

@@ -3,6 +3,7 @@ package tokens_test
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,23 @@ func TestKubeletMaySet(t *testing.T) {
 	} {
 		if got := tokens.KubeletMaySet(key); got != want {
 			t.Errorf("%s: got %v, want %v", key, got, want)
+		}
+	}
+}
+
+// A token must not set a label or taint that another component owns. Catches a row that is missing.
+func TestRefusesKeysOfOtherComponents(t *testing.T) {
+	for key, who := range map[string]string{
+		"kubernetes.io/hostname": "the kubelet", "kubernetes.io/os": "the kubelet", "kubernetes.io/arch": "the kubelet", "beta.kubernetes.io/arch": "the kubelet",
+		"node.kubernetes.io/instance-type": "the kubelet, the cloud", "node.kubernetes.io/not-ready": "the kubelet, the cloud", "node.cloudprovider.kubernetes.io/uninitialized": "the cloud",
+		"topology.kubernetes.io/region": "the cloud", "failure-domain.beta.kubernetes.io/zone": "the cloud",
+		"cloud.google.com/gke-nodepool": "the cloud", "eks.amazonaws.com/nodegroup": "the cloud", "kubernetes.azure.com/agentpool": "the cloud",
+		"kubejoin.io/joining": "kubejoin", "tokens.kubejoin.io/creator": "kubejoin",
+	} {
+		for _, p := range []tokens.NodeProperties{{Labels: key + "=a"}, {Taints: key + ":NoSchedule"}} {
+			if err := (tokens.Limits{Node: p}).Check(); err == nil || !strings.Contains(err.Error(), "key "+key+", want one that "+who) {
+				t.Errorf("%+v: got %v, want one that %s does not set", p, err, who)
+			}
 		}
 	}
 }

@@ -643,6 +643,12 @@ var diagnoses = map[string]struct {
 		r.Spec.Username, r.Status.Certificate = "system:node:worker-1", []byte("c")
 		f.requests(r)
 	}, []string{"node-joining: gets a serving certificate"}},
+	"Node waits for what its token asks for": {func(_ *testing.T, f *Facts) {
+		f.join(11 * time.Minute)
+		r := request(certificates.KubeletServingSignerName, noon.Add(-time.Minute))
+		r.Spec.Username, r.Status.Certificate = "system:node:worker-1", []byte("c")
+		f.requests(r)
+	}, []string{"node-joining: it has what its token asks for"}},
 	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9 * time.Minute) }, nil},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {
