@@ -203,6 +203,26 @@ func TestRefusesWhatKubejoinLacks(t *testing.T) {
 	}
 }
 
+// Catches a token whose Nodes never get its labels, because kubejoin may not patch them. A user without the permission for a label
+// must not learn that.
+func TestRefusesPropertiesWithoutRight(t *testing.T) {
+	read := cluster
+	read.NodeProperties = func(_ context.Context, field string) error { return operations.NodesNotPatched(field) }
+	for field, spec := range map[string]api.TokenSpec{
+		"":               {},
+		"nodeLabels":     {NodeLabels: []string{"a=b"}},
+		"nodeTaints":     {NodeTaints: []string{"a:NoSchedule"}},
+		"nodeReadyAfter": {NodeReadyAfter: "serving-certificate"},
+	} {
+		permitted := false
+		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), func(*tokens.Record, time.Time) error { permitted = true; return nil }, read)
+		refused := field != ""
+		if f := (api.InvalidFields)(nil); !permitted || refused != (err != nil) || refused && (!errors.As(err, &f) || f[0].Field != field || !strings.Contains(err.Error(), "apply deploy/node-properties.yaml")) {
+			t.Errorf("%q: got %v after the access reviews: %t, want an error that names the file", field, err, permitted)
+		}
+	}
+}
+
 func TestControlPlane(t *testing.T) {
 	for name, test := range map[string]struct {
 		req   api.PrintJoinCommand

@@ -255,6 +255,10 @@ func TestKinds(t *testing.T) {
 		{"", "Service kubejoin", "ConfigMap kubejoin-dashboard"},
 		{"grafanaDashboard: {enabled: true}", "ConfigMap kubejoin-dashboard", "PrometheusRule kubejoin"},
 		{"createNamespace: true", "Namespace kubejoin-system", "ConfigMap kubejoin"},
+		// The right to patch Nodes is off by default, and never without its policy.
+		{"", "Service kubejoin", "ClusterRole kubejoin:node-properties"},
+		{"nodeProperties: true", "ClusterRoleBinding kubejoin:node-properties", "ValidatingAdmissionPolicy kubejoin-joining"},
+		{"nodeProperties: true", "ValidatingAdmissionPolicyBinding kubejoin-node-properties", "ValidatingAdmissionPolicyBinding kubejoin-joining"},
 	} {
 		all := rendered(t, c.values)
 		if all[c.want] == nil || all[c.not] != nil {
