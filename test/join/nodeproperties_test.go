@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -83,6 +83,31 @@ func waitProperties(t *testing.T, s *harness.Site, name string, want tokens.Node
 	return found
 }
 
+// keepNotReady keeps Nodes not Ready: a kubelet without a CSINode says that it is not Ready.
+const keepNotReady = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: no-csinodes}
+spec:
+  matchConstraints: {resourceRules: [{apiGroups: [storage.k8s.io], apiVersions: ["*"], operations: [CREATE], resources: [csinodes]}]}
+  validations: [{expression: "false"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: no-csinodes}
+spec: {policyName: no-csinodes, validationActions: [Deny]}
+`
+
+// notReady returns an error if a Node lacks a taint of kube-controller-manager.
+func notReady(n *corev1.Node, effects ...string) error {
+	for _, effect := range effects {
+		if !hasTaint(n, "node.kubernetes.io/not-ready:"+effect) {
+			return fmt.Errorf("got taints %v, want not-ready:%s among them", n.Spec.Taints, effect)
+		}
+	}
+	return nil
+}
+
 func waitRecorded(t *testing.T, s *harness.Site, name string, want types.UID) {
 	t.Helper()
 	harness.Wait(t, "UID of "+name+" in its claim", func() error {
@@ -99,8 +124,8 @@ func registration(t *testing.T, s *harness.Site, name string) string {
 	return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", name, "-o", `jsonpath={.metadata.annotations.kubejoin\.io/node-uid} {.metadata.annotations.node\.kubejoin\.io/waits}`)
 }
 
-// TestNodeGetsWhatItsTokenAsksFor joins a kubelet with the taint of joining, beside kube-controller-manager, which writes its own
-// taints. It catches a taint that goes before the serving certificate, and properties that a dead kubejoin leaves behind. It also
+// TestNodeGetsWhatItsTokenAsksFor joins a kubelet with the taint of joining. The Node is never Ready, so kube-controller-manager
+// writes its own taints all the time. It catches a taint that goes before the serving certificate, and properties that a dead kubejoin leaves behind. It also
 // catches properties that are set again later, and a Node that registers again without them.
 func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 	harness.Parallel(t)
@@ -109,9 +134,15 @@ func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{APIServerFlags: audit.Flags()})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	must.Value(s.StartKCM(ctx, "--controllers=node-lifecycle-controller"))(t)
-	for _, file := range []string{"deploy/node-properties.yaml", "deploy/joining-policy.yaml"} {
-		s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, file))
+	must.Value(s.StartKCM(ctx, "--controllers=node-lifecycle-controller", "--node-monitor-grace-period=10m"))(t)
+	// Without a Ready Node, kube-controller-manager writes no taint with NoExecute.
+	ready := must.Value(s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ready"}}, metav1.CreateOptions{}))(t)
+	ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+	must.Value(s.Client().CoreV1().Nodes().UpdateStatus(ctx, ready, metav1.UpdateOptions{}))(t)
+	noReady := filepath.Join(t.TempDir(), "not-ready.yaml")
+	must.OK(t, os.WriteFile(noReady, []byte(keepNotReady), 0o600))
+	for _, file := range []string{noReady, harness.RepositoryFile(t, "deploy/node-properties.yaml"), harness.RepositoryFile(t, "deploy/joining-policy.yaml")} {
+		s.RunKubectl(t, "apply", "-f", file)
 	}
 	want := tokens.NodeProperties{
 		Labels: tokens.JoinProperties([]string{"node-role.kubernetes.io/worker=", tenant + "=a", "tenant=a"}), Taints: "dedicated=a:NoSchedule",
@@ -140,6 +171,13 @@ func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 		request = all[0].Name
 		return nil
 	})
+	harness.Wait(t, "taints of kube-controller-manager", func() error {
+		n, err := getNode(t, s, name)
+		if err != nil {
+			return err
+		}
+		return notReady(n, "NoSchedule", "NoExecute")
+	})
 	time.Sleep(3 * time.Second) // several steps of the controller
 	n := must.Value(getNode(t, s, name))(t)
 	if got := registration(t, s, name); !hasTaint(n, joiningTaint) || n.Labels["tenant"] != "" || hasTaint(n, "dedicated=a:NoSchedule") || got != string(n.UID)+" true" {
@@ -157,6 +195,7 @@ func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 	if r := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, request, metav1.GetOptions{}))(t); len(r.Status.Certificate) == 0 {
 		t.Error("the taint went before the serving certificate was issued")
 	}
+	must.OK(t, notReady(n, "NoSchedule", "NoExecute"))
 	waitRecorded(t, s, name, n.UID)
 	reads, patches := 0, 0
 	for call, err := range audit.Calls() {
@@ -210,9 +249,11 @@ func TestNodeGetsWhatItsTokenAsksFor(t *testing.T) {
 	})
 	must.OK(t, machine.StartKubelet())
 	harness.Wait(t, "another Node", func() error { _, err := getNode(t, s, name); return err })
-	if again := waitProperties(t, s, name, want); again.UID == n.UID {
+	again := waitProperties(t, s, name, want)
+	if again.UID == n.UID {
 		t.Error("the Node is the same, want another one")
 	}
+	must.OK(t, notReady(again, "NoSchedule"))
 	if all := servingRequests(t, s); len(all) != 1 {
 		t.Errorf("got %d requests for serving certificates, want 1", len(all))
 	}
