@@ -88,6 +88,9 @@ func TestJoinsThroughWebhook(t *testing.T) {
 	if leases := s.RunKubectl(t, "-n", "kubejoin-system", "get", "leases", "-o", "name"); leases != "" {
 		t.Errorf("got Leases %s, want none", leases)
 	}
+	if _, err := s.JoinCommand(t, "?owner=v1/Node/worker-1/u"); err == nil || !strings.Contains(err.Error(), "only tokens in Secrets have an owner") {
+		t.Errorf("token with an owner: got %v, want an error", err)
+	}
 	if secrets := s.RunKubectl(t, "get", "secrets", "-A", "-o", "name"); secrets != "" {
 		t.Errorf("got Secrets %s, want none", secrets)
 	}
