@@ -2,6 +2,7 @@ package joinformat_test
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -34,9 +35,16 @@ func TestRefusesUnknownFormatsAndMissingFields(t *testing.T) {
 func TestFormatHasTaintOrRefusesIt(t *testing.T) {
 	j := example(t)
 	j.JoiningTaint = true
-	for name, want := range map[string]string{"yaml": "nodeRegistration:\n  taints:\n  - effect: NoSchedule\n    key: kubejoin.io/joining\n", "script": "taint='kubejoin.io/joining:NoSchedule'\n", "cloud-config": "", "ignition": ""} {
-		if content, err := j.Write(name); err != nil || !strings.Contains(string(content), want) {
-			t.Errorf("%s: got %s, %v, want %s", name, content, err, want)
+	const inScript = "taint='kubejoin.io/joining:NoSchedule'\n"
+	compressed := regexp.MustCompile(`H4sI[A-Za-z0-9+/=]+`)
+	for name, want := range map[string]string{"yaml": "nodeRegistration:\n  taints:\n  - effect: NoSchedule\n    key: kubejoin.io/joining\n", "script": inScript, "cloud-config": inScript, "ignition": inScript} {
+		content, err := j.Write(name)
+		text := string(content)
+		if script := compressed.FindString(text); script != "" {
+			text = gunzip(t, script)
+		}
+		if err != nil || !strings.Contains(text, want) {
+			t.Errorf("%s: got %s, %v, want %s", name, text, err, want)
 		}
 		controlPlane := j
 		controlPlane.CertificateKey = mustKey(t)
