@@ -57,6 +57,13 @@ func TestRules(t *testing.T) {
 	if !r.Spent() || r.Limits.AllowsName("worker-1") {
 		t.Errorf("got %+v, want a spent token for auto-*", r.Limits)
 	}
+	// Cluster API extends the expiration of a token until its Node has joined. The count stays.
+	extended := secretOf(t, token)
+	extended.StringData = map[string]string{"expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}
+	update(t, extended)
+	if again := must.Value(s.Get(t.Context(), token.ID(), tokens.Live))(t); again.Expires.IsZero() || again.UID != r.UID || !again.Spent() {
+		t.Errorf("extended by its writer: got %+v, want the spent token with an expiration", again)
+	}
 	if made := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t); made.Limits.NodeLimit() != 0 {
 		t.Errorf("got %+v for a token without the label, want no limit", made.Limits)
 	} else if err := s.Delete(t.Context(), made); err != nil {
