@@ -100,8 +100,8 @@ func TestIgnoresSecretOfOtherType(t *testing.T) {
 	if r, err := s.Get(t.Context(), token.ID(), tokens.Live); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("Get = %+v, %v, want ErrNotFound", r, err)
 	}
-	if _, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, tokens.ErrExists) {
-		t.Errorf("Create = %v, want ErrExists", err)
+	if _, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, tokens.ErrRefused) {
+		t.Errorf("Create = %v, want ErrRefused", err)
 	}
 	waitTokens(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
 	must.OK(t, cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
