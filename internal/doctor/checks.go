@@ -33,5 +33,6 @@ var checks = []check{
 	{"kubernetes-version", []Fact{factVersion}, checkKubernetesVersion},
 	{"kubejoin-version", []Fact{factVersionsComparable}, checkKubejoinVersion},
 	{"nodes", []Fact{factNodes}, checkNodes},
+	{"joining", []Fact{factNodes, factClaims, factLease, factRequests}, checkJoining},
 	{"requests", []Fact{factRequests}, checkRequests},
 }

@@ -634,22 +634,30 @@ var diagnoses = map[string]struct {
 		f.Nodes[0].Status.Conditions, f.Nodes[0].CreationTimestamp.Time = nil, noon.Add(-time.Hour)
 	}, []string{"node-not-ready: it never reported"}},
 	"Node waits for the right": {func(_ *testing.T, f *Facts) {
-		f.join(11 * time.Minute)
+		f.join(11*time.Minute, tokens.NodeProperties{})
 		f.Lease.Annotations = nil
 	}, []string{"node-joining: kubectl apply -f deploy/node-properties.yaml"}},
 	"Node waits for its certificate": {func(_ *testing.T, f *Facts) {
-		f.join(11 * time.Minute)
+		f.join(11*time.Minute, tokens.NodeProperties{ReadyAfter: tokens.ReadyAfterServingCertificate})
 		r := request(certificates.KubeletServingSignerName, noon.Add(-20*time.Minute)) // of an earlier Node
 		r.Spec.Username, r.Status.Certificate = "system:node:worker-1", []byte("c")
 		f.requests(r)
 	}, []string{"node-joining: gets a serving certificate"}},
-	"Node waits for what its token asks for": {func(_ *testing.T, f *Facts) {
-		f.join(11 * time.Minute)
+	"Node waits for kubejoin": {func(_ *testing.T, f *Facts) {
+		f.join(11*time.Minute, tokens.NodeProperties{ReadyAfter: tokens.ReadyAfterServingCertificate})
 		r := request(certificates.KubeletServingSignerName, noon.Add(-time.Minute))
 		r.Spec.Username, r.Status.Certificate = "system:node:worker-1", []byte("c")
 		f.requests(r)
-	}, []string{"node-joining: it has what its token asks for"}},
-	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9 * time.Minute) }, nil},
+	}, []string{"node-joining: until kubejoin patches it, and no pods run on it"}},
+	"Node without the taint waits for a label": {func(_ *testing.T, f *Facts) {
+		f.join(11*time.Minute, tokens.NodeProperties{Labels: "a=b"})
+		f.Nodes[0].Spec.Taints, f.Nodes[0].Labels = nil, map[string]string{"a": "c"}
+	}, []string{`node-joining: its label a is gone, which has the value "c"`}},
+	"another Node of the name has the label": {func(_ *testing.T, f *Facts) {
+		f.join(11*time.Minute, tokens.NodeProperties{Labels: "a=b"})
+		f.Nodes[0].Spec.Taints, f.Nodes[0].Labels, f.Nodes[0].UID = nil, map[string]string{"a": "c"}, "other"
+	}, nil},
+	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9*time.Minute, tokens.NodeProperties{}) }, nil},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {
 			f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i)}})
@@ -991,9 +999,11 @@ func TestDryRunFindsWebhooksThatAreDown(t *testing.T) {
 	}
 }
 
-// join gives the first Node the taint of joining since some time, and the Lease the right to patch Nodes.
-func (f *Facts) join(since time.Duration) {
-	f.Nodes[0].CreationTimestamp.Time = noon.Add(-since)
-	f.Nodes[0].Spec.Taints = []corev1.Taint{{Key: tokens.JoiningTaint, Effect: corev1.TaintEffectNoSchedule}}
+// join gives the first Node the taint of joining since some time, a claim that wants something, and the Lease the right to patch Nodes.
+func (f *Facts) join(since time.Duration, want tokens.NodeProperties) {
+	n := &f.Nodes[0]
+	n.CreationTimestamp.Time, n.UID = noon.Add(-since), "u1"
+	n.Spec.Taints = []corev1.Taint{{Key: tokens.JoiningTaint, Effect: corev1.TaintEffectNoSchedule}}
+	f.Claims = map[string]tokens.Claim{n.Name: {Node: n.Name, TokenID: "abcdef", NodeUID: "u1", Waits: true, Created: noon.Add(-since - time.Minute), Limits: tokens.Limits{Node: want}}}
 	f.Lease.Annotations = map[string]string{leader.NodePropertiesAnnotation: "true"}
 }

@@ -29,6 +29,7 @@ const (
 	factClusterInfo        Fact = "cluster-info"
 	factAnonymous          Fact = "anonymous access"
 	factNodes              Fact = "nodes"
+	factClaims             Fact = "claims of node names"
 	factRequests           Fact = "certificate requests"
 	factRevocations        Fact = "revocations"
 	factRotations          Fact = "rotations of CAs"
@@ -100,6 +101,8 @@ type Facts struct {
 
 	Nodes    []corev1.Node
 	Requests []certificates.CertificateSigningRequest
+	// Claims are the claims of node names, by name, without malformed ones.
+	Claims map[string]tokens.Claim
 }
 
 // An Endpoint is an address that joining machines connect to.

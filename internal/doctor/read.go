@@ -100,6 +100,7 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		{factNodes, "list on nodes", r.nodes},
 		{factRevocations, "list on configmaps in " + kubejoinNamespace + ", and get on validatingadmissionpolicybindings", r.revocations},
 		{factRotations, "get on secret kubejoin-ca-key in " + clusterstore.KeyNamespace, r.rotations},
+		{factClaims, "list on leases in " + kubejoinNamespace, r.claims},
 		{factRequests, "list on certificatesigningrequests", r.requests},
 	})
 	r.probe(ctx)
@@ -360,6 +361,20 @@ func (r *reading) nodes(ctx context.Context) error {
 		r.Nodes = list.Items
 	}
 	return err
+}
+
+func (r *reading) claims(ctx context.Context) error {
+	list, err := r.client.CoordinationV1().Leases(kubejoinNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	r.Claims = map[string]tokens.Claim{}
+	for i := range list.Items {
+		if claim, err := secretstore.DecodeClaim(&list.Items[i]); err == nil {
+			r.Claims[claim.Node] = claim
+		}
+	}
+	return nil
 }
 
 func (r *reading) requests(ctx context.Context) error {

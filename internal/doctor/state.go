@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -105,10 +106,6 @@ const (
 func checkNodes(f *Facts) []Finding {
 	var all []Finding
 	for _, node := range f.Nodes {
-		if nodeproperties.Joining(&node) && f.Time.Sub(node.CreationTimestamp.Time) >= joiningFor {
-			all = append(all, found("node-joining", "kubejoin explain "+safetext.Quote(node.Name), "Node %s has the taint %s since %s: it waits until %s",
-				node.Name, tokens.JoiningTaint, node.CreationTimestamp.UTC().Format(time.RFC3339), f.joiningUntil(&node)))
-		}
 		since, why := node.CreationTimestamp.Time, "it never reported"
 		ready := false
 		for _, c := range node.Status.Conditions {
@@ -125,18 +122,30 @@ func checkNodes(f *Facts) []Finding {
 	return all
 }
 
-// joiningUntil returns what a Node with the taint waits for. doctor reads no claims, so it does not know whether the Node needs a
-// serving certificate.
-func (f *Facts) joiningUntil(node *corev1.Node) string {
-	switch {
-	case f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] == "":
-		return nodeproperties.WaitsForRight.Text
-	case !slices.ContainsFunc(f.Requests, func(r certificates.CertificateSigningRequest) bool {
-		return r.Spec.Username == tokens.NodeUserPrefix+node.Name && !nodeproperties.Issued(&r).Before(node.CreationTimestamp.Time)
-	}):
-		return "its kubelet gets a serving certificate, if its token asks for one"
+// checkJoining finds Nodes that wait for what their tokens ask for.
+func checkJoining(f *Facts) []Finding {
+	var all []Finding
+	for _, node := range f.Nodes {
+		claim := f.Claims[node.Name]
+		tainted := nodeproperties.Joining(&node)
+		if !tainted && (!claim.Waits || claim.NodeUID != string(node.UID)) || f.Time.Sub(node.CreationTimestamp.Time) < joiningFor {
+			continue
+		}
+		served := slices.ContainsFunc(f.Requests, func(r certificates.CertificateSigningRequest) bool {
+			return nodeproperties.Serves(&r, node.Name, claim.Created)
+		})
+		patch, waits := nodeproperties.Plan(&node, claim.Remaining().Node, served)
+		until := cmp.Or(waits.Text, "kubejoin patches it")
+		if patch != nil && f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] == "" {
+			until = nodeproperties.WaitsForRight.Text
+		}
+		if tainted {
+			until += ", and no pods run on it without a toleration of its taint " + tokens.JoiningTaint
+		}
+		all = append(all, found("node-joining", "kubejoin explain "+safetext.Quote(node.Name), "Node %s waits since %s until %s",
+			node.Name, node.CreationTimestamp.UTC().Format(time.RFC3339), until))
 	}
-	return "it has what its token asks for"
+	return all
 }
 
 func checkRequests(f *Facts) []Finding {

@@ -56,7 +56,7 @@ type cachedClaim struct {
 }
 
 func decodeCached(lease *coordinationv1.Lease) (*cachedClaim, error) {
-	c, err := decodeLease(lease)
+	c, err := DecodeClaim(lease)
 	return &cachedClaim{c, err, lease.Labels[tokenIDLabel]}, nil
 }
 
@@ -144,7 +144,7 @@ func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens
 		}
 		return tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
 	}
-	c, err := decodeLease(lease)
+	c, err := DecodeClaim(lease)
 	switch {
 	case errors.Is(err, errNoClaim):
 		return tokens.Claim{}, fmt.Errorf("get claim %s: %w: %w", node, tokens.ErrNotFound, err)
@@ -239,7 +239,7 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 		}
 		for i := range list.Items { // sorted by name
 			lease := &list.Items[i]
-			c, err := decodeLease(lease)
+			c, err := DecodeClaim(lease)
 			for _, q := range ids[lease.Labels[tokenIDLabel]] {
 				switch {
 				case err != nil:
@@ -298,7 +298,7 @@ func (s *Claims) create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, s.notCreated(err))
 	}
-	return decodeLease(lease)
+	return DecodeClaim(lease)
 }
 
 // patch writes a claim over the version before. It does not change labels, annotations and fields that others have set. The
@@ -316,7 +316,7 @@ func (s *Claims) patch(ctx context.Context, before, after tokens.Claim) (tokens.
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("update claim %s: %w", after.Node, err)
 	}
-	return decodeLease(lease)
+	return DecodeClaim(lease)
 }
 
 // hasOtherUID reports whether the API server refused a patch because the object has another UID. It does so with 422.

@@ -58,9 +58,9 @@ var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnno
 // errNoClaim is wrapped if a Lease is not a claim, for example the Lease of the leader election.
 var errNoClaim = errors.New("not a claim")
 
-// decodeLease returns the claim in a Lease. It returns an error if the limits are malformed, because
+// DecodeClaim returns the claim in a Lease. It returns an error if the limits are malformed, because
 // otherwise the claim would have no limits.
-func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
+func DecodeClaim(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	name := lease.Namespace + "/" + lease.Name
 	label := lease.Labels[claimLabel]
 	if label != held && label != released {
@@ -178,7 +178,7 @@ func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
 func patchLease(before, after tokens.Claim) ([]byte, error) {
 	wasLabels, was := entries(before)
 	labels, annotations := entries(after)
-	// Earlier versions kept all requests, which decodeLease shortens. They may have left the others on a released claim.
+	// Earlier versions kept all requests, which DecodeClaim shortens. They may have left the others on a released claim.
 	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation, nodeWaitsAnnotation, rulesAnnotation} {
 		delete(was, key)
 	}

@@ -75,7 +75,7 @@ func TestFormatOfLease(t *testing.T) {
 		before := tokens.Claim{Node: "worker-1"}
 		if lease.Spec.HolderIdentity != nil || lease.Annotations[pastUntilAnnotation] != "" {
 
-			before = must.Value(decodeLease(lease))(t)
+			before = must.Value(DecodeClaim(lease))(t)
 		}
 		long := metav1.NewMicroTime(time.Now().Add(-time.Hour))
 		lease.Spec.AcquireTime = &long
@@ -86,7 +86,7 @@ func TestFormatOfLease(t *testing.T) {
 		if !maps.Equal(lease.Labels, step.labels) || !maps.Equal(lease.Annotations, step.annotations) {
 			t.Errorf("%s: got labels\n%v\nand annotations\n%v\nwant\n%v\n%v", step.name, lease.Labels, lease.Annotations, step.labels, step.annotations)
 		}
-		c, err := decodeLease(lease)
+		c, err := DecodeClaim(lease)
 		after.Created = c.Created
 		if err != nil || !c.Equal(after) || after.TokenID != before.TokenID && !after.Released() != (time.Since(c.Created) < time.Minute) {
 			t.Errorf("%s: the Lease has %+v, %v, want %+v, created now if another token has it", step.name, c, err, after)
@@ -113,7 +113,7 @@ func TestRefusesMalformedPast(t *testing.T) {
 		} {
 			lease := encodeLease("ns", c)
 			change(lease.Labels, lease.Annotations)
-			if c, err := decodeLease(lease); err == nil || errors.Is(err, errNoClaim) {
+			if c, err := DecodeClaim(lease); err == nil || errors.Is(err, errNoClaim) {
 				t.Errorf("%s: got %+v, %v, want an error", name, c, err)
 			}
 		}
@@ -137,17 +137,17 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 	}
 	after := before
 	after.Waits = false
-	if was, is := must.Value(decodeLease(lease))(t), must.Value(decodeLease(patched(t, lease, before, after)))(t); !was.Waits || is.Waits {
+	if was, is := must.Value(DecodeClaim(lease))(t), must.Value(DecodeClaim(patched(t, lease, before, after)))(t); !was.Waits || is.Waits {
 		t.Errorf("got Waits %t, then %t, want true, then false", was.Waits, is.Waits)
 	}
 	lease = patched(t, lease, before, tokens.Claim{Node: "worker-1", Past: past})
 	for key, value := range kept {
 		lease.Annotations[key] = value
 	}
-	released := must.Value(decodeLease(lease))(t)
+	released := must.Value(DecodeClaim(lease))(t)
 	next := tokens.Claim{Node: "worker-1", TokenID: "def456", Keys: []string{"sha256:2"}, Past: past}
 	lease = patched(t, lease, released, next)
-	claim, err := decodeLease(lease)
+	claim, err := DecodeClaim(lease)
 	if err != nil || claim.ReadyBefore != "" || claim.ReadyAgain || claim.Waits {
 		t.Errorf("got next claim %+v, %v", claim, err)
 	}
@@ -159,7 +159,7 @@ func TestRefusesMalformedIdentity(t *testing.T) {
 		lease := encodeLease("ns", tokens.Claim{Node: "worker-1", TokenID: "abc123"})
 		annotateKey(lease, identityAnnotation, "x")
 		lease.Annotations[identityAnnotation] = value
-		if c, err := decodeLease(lease); err == nil {
+		if c, err := DecodeClaim(lease); err == nil {
 			t.Errorf("identity %s: got %+v, want an error", value, c)
 		}
 	}

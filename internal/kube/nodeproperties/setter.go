@@ -104,6 +104,12 @@ func Issued(r *certificates.CertificateSigningRequest) time.Time {
 	return at
 }
 
+// Serves reports whether a request gave the kubelet of a Node a serving certificate at or after a time.
+func Serves(r *certificates.CertificateSigningRequest, node string, since time.Time) bool {
+	at := Issued(r)
+	return r.Spec.Username == tokens.NodeUserPrefix+node && !at.IsZero() && !at.Before(since)
+}
+
 // Watch sends a hint when a kubelet has got a serving certificate, if a Node waits for one, and after [Setter.Permitted].
 func (s *Setter) Watch(ctx context.Context) <-chan struct{} { return s.hints.Watch(ctx) }
 

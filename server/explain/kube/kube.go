@@ -204,9 +204,8 @@ func (g *gathering) properties() {
 	}
 	requested := false // a serving certificate
 	served := slices.ContainsFunc(g.served, func(r object) bool {
-		own, at := r.Spec.Username == tokens.NodeUserPrefix+f.Node, nodeproperties.Issued(r)
-		requested = requested || own && r.Spec.SignerName == certificates.KubeletServingSignerName
-		return own && !at.IsZero() && !at.Before(g.known.Created)
+		requested = requested || r.Spec.Username == tokens.NodeUserPrefix+f.Node && r.Spec.SignerName == certificates.KubeletServingSignerName
+		return nodeproperties.Serves(r, f.Node, g.known.Created)
 	})
 	patch, waits := nodeproperties.Plan(g.object, g.known.Remaining().Node, served)
 	switch {
