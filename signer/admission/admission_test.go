@@ -109,6 +109,22 @@ func TestClaimKeepsRuleForRenewals(t *testing.T) {
 	}
 }
 
+// Catches a node that joins after a rule began to match, and whose renewals have no limit because its claim is older.
+func TestRuleLimitsRenewalsOfEarlierClaim(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil)))(t)
+	c.editToken(token.ID(), func(r *tokens.Record) {
+		r.Limits = byRule(r.Limits, tokens.Limits{CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny})
+	})
+	if a := must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))))(t); a.Duration != time.Hour {
+		t.Errorf("got a certificate for %s, want 1h", a.Duration)
+	}
+	if r := c.claims["worker-1"].Remaining(); r.CertificateDuration != time.Hour || r.Rejoin != tokens.RejoinDeny {
+		t.Errorf("got %+v for renewals, want the limits of the rule", r)
+	}
+}
+
 func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 	const node = "worker-7"
 	for _, test := range []struct {

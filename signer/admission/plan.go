@@ -135,6 +135,9 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	if uid := r.UID; uid != "" && !slices.Contains(p.next.Requests, uid) {
 		p.next.Requests = tokens.NewestRequests(append(p.next.Requests, uid))
 	}
+	if p.next.NodeUID == "" { // the rules that apply when the node joins, perhaps after a change of the rules
+		p.next.Limits.Rules = record.Limits.Kept().Rules
+	}
 	if claim.TokenUID != record.UID && p.next.NodeUID == "" { // another token with this ID; only workers may have ReadyAfter
 		p.next.Limits.Node, p.next.Limits.Role = record.Limits.Node, record.Limits.Role
 	}
