@@ -25,7 +25,7 @@ import (
 const (
 	// attempts limits how often a patch is tried at once. Others change the taints of a Node that joins, so that it fails.
 	attempts = 3
-	// pause is how long a Node is not read again after a conflict, or without the right to patch it.
+	// pause is how long a Node is not read again after a conflict, without the right to patch it, or after repeated failures.
 	pause = 30 * time.Second
 	// named limits how many waiting Nodes the metric names, with the taint of joining and without it.
 	named = 20
@@ -183,8 +183,12 @@ func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done 
 		}
 		switch {
 		case attempt < attempts && (apierrors.IsInvalid(err) || apierrors.IsConflict(err)): // perhaps its taints have changed
-		case err != nil:
-			s.wait(name, node.CreationTimestamp.Time, Waits{ForPatch, "the API server accepts the patch: " + err.Error()})
+		case apierrors.IsNotFound(err):
+			return "", false, nodeError(name, err)
+		case err != nil: // only the first failure is an error: a kubelet can make its Node too large for a patch
+			if s.wait(name, node.CreationTimestamp.Time, Waits{ForPatch, "the API server accepts the patch: " + err.Error()}) {
+				return "", false, nil
+			}
 			return "", false, nodeError(name, err)
 		case waits != (Waits{}):
 			s.wait(name, node.CreationTimestamp.Time, waits)
@@ -209,13 +213,14 @@ func nodeError(name string, err error) error {
 	return fmt.Errorf("properties of node %s: %w", name, err)
 }
 
-// wait records that a Node waits.
-func (s *Setter) wait(name string, created time.Time, w Waits) {
+// wait records that a Node waits, and reports whether it waited for the same before.
+func (s *Setter) wait(name string, created time.Time, w Waits) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.waits[name]
 	now := wait{Waits: w, paused: time.Now()}
-	if w.For == ForConflict || w.For == ForRight {
+	again = before.For == w.For
+	if w.For == ForConflict || w.For == ForRight || w.For == ForPatch && again {
 		now.paused = now.paused.Add(pause)
 	}
 	_, now.tainted = s.joining[name]
@@ -228,15 +233,16 @@ func (s *Setter) wait(name string, created time.Time, w Waits) {
 	}
 	now.named = others < named
 	s.waits[name] = now
-	if before.For != w.For {
+	if !again {
 		s.log.Info("node waits", "node", name, "until", w.Text)
 	}
-	if before.For != w.For || !now.named {
+	if !again || !now.named {
 		s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
 	}
 	if now.named {
 		s.waiting.WithLabelValues(name, w.For).Set(float64(created.Unix()))
 	}
+	return again
 }
 
 // isServed reports whether the kubelet of a Node got a serving certificate after its claim was created: the certificate is older

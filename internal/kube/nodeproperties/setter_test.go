@@ -219,6 +219,27 @@ func TestSetRetriesPatch(t *testing.T) {
 	}
 }
 
+// A kubelet can fill its Node with labels until etcd accepts no more. Catches a Node whose patch fails each time, so that the
+// loop backs off and other Nodes wait longer.
+func TestRepeatedFailureIsNoError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCluster(t, node(nil, joining))
+		c.client.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewInternalError(errors.New("etcdserver: request is too large"))
+		})
+		for i, wantCalls := range []string{"get patch", "get patch", "", ""} {
+			calls, done, waits, err := c.set(t, tokens.NodeProperties{Labels: "e=1"})
+			if calls != wantCalls || done || waits != ForPatch || (err != nil) != (i == 0) {
+				t.Errorf("call %d: got %q, %t, %q, %v, want %q, and an error of the first call only", i, calls, done, waits, err, wantCalls)
+			}
+		}
+		time.Sleep(pause)
+		if calls, _, _, err := c.set(t, tokens.NodeProperties{Labels: "e=1"}); calls != "get patch" || err != nil {
+			t.Errorf("after the pause: got %q, %v", calls, err)
+		}
+	})
+}
+
 // The metric names Nodes. Catches one that grows without limit, that names a Node that is gone, or that Nodes without the taint
 // of joining fill up.
 func TestMetricNamesFewWaitingNodes(t *testing.T) {
