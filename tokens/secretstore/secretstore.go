@@ -91,8 +91,8 @@ func OpenWithRules(ctx context.Context, client kubernetes.Interface, rules func(
 	return s, nil
 }
 
-// RulesChanged makes the Store read all tokens again, with the rules that apply now. Live reads have these rules at once,
-// others soon.
+// RulesChanged makes the Store read all tokens again, with the rules that apply now. Reads with [tokens.Live] and
+// [tokens.Recent] have these rules at once, others soon.
 func (s *Store) RulesChanged() { s.cache.DecodeAgain() }
 
 // decode returns the record in a Secret, with the rules that match it. No other function reads the tokens of a Store.

@@ -112,8 +112,8 @@ func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	})
 }
 
-// DecodeAgain makes the cache list and decode all objects again, because Decode has changed. Until then, for about a second,
-// the cache has the values of before.
+// DecodeAgain makes the cache list and decode all objects again, because Decode has changed. Until then, for up to a minute,
+// the cache has the values of before, except for Peek.
 func (c *Cache[O, T]) DecodeAgain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,17 +179,23 @@ func (c *Cache[O, T]) Get(ctx context.Context, name string) (*Entry[T], error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err
 	}
-	return c.Peek(name), nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.index.all.get(name), nil
 }
 
-// Peek is like Get, but does not wait until the cache is filled. A nil cache has no entries.
+// Peek is like Get, but does not wait until the cache is filled, and has no entry from before the last DecodeAgain. A nil cache
+// has no entries.
 func (c *Cache[O, T]) Peek(name string) *Entry[T] {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.index.all.get(name)
+	if e := c.index.all.get(name); e != nil && e.decoder == c.decoder {
+		return e
+	}
+	return nil
 }
 
 // Len returns the number of objects, and whether the cache is filled.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -353,6 +354,9 @@ func TestDecodesAgain(t *testing.T) {
 		c.decoded = nil
 		c.DecodeAgain()
 		c.want(t, []string{"x", "y"}, nil)
+		if e := must.Value(c.Get(t.Context(), "a"))(t); e == nil || c.Peek("a") != nil {
+			t.Errorf("before the list: got %v, and from Peek %v, want the value of before and none", e, c.Peek("a"))
+		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if streamed {
@@ -363,7 +367,7 @@ func TestDecodesAgain(t *testing.T) {
 		}
 		c.want(t, []string{"x", "y"}, map[string][]string{"x": {"x"}, "y": {"y"}})
 		c.wantChanged(t, "a=x", "b=y")
-		if !slices.Equal(c.decoded, []string{"a", "b"}) || c.log.Len() > 0 {
+		if c.Peek("a") == nil || !slices.Equal(c.decoded, []string{"a", "b"}) || c.log.Len() > 0 {
 			t.Errorf("decoded %q again, want a and b; log %s", c.decoded, c.log.String())
 		}
 		c.source.w.Modify(object("a", "3", "z"))
