@@ -2,6 +2,7 @@ package secretstore_test
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -88,6 +89,19 @@ func TestRules(t *testing.T) {
 	}
 	if keys := slices.Sorted(maps.Keys(lease.Annotations)); strings.Join(keys, " ") != "kubejoin.io/token-uid rules.kubejoin.io/limits" {
 		t.Errorf("got annotations %q", keys)
+	}
+
+	// A commit on a token with earlier rules starts over: these rules may allow other names, and longer certificates.
+	before := must.Value(s.Update(t.Context(), token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"auto-1"}; return nil }))(t)
+	named := scaler
+	named.Limits.NodeNames = []string{"auto-1"}
+	rules.Store(&[]tokens.LimitRule{named})
+	s.RulesChanged()
+	after := before.Clone()
+	after.Nodes = append(after.Nodes, "auto-2")
+	change := tokens.ClaimChange{After: tokens.Claim{Node: "auto-2", TokenID: token.ID(), TokenUID: r.UID, Limits: before.Limits.Kept()}}
+	if outcomes, err := claims.Commit(t.Context(), before, after, []tokens.ClaimChange{change}); !errors.Is(err, tokens.ErrConflict) {
+		t.Errorf("got %+v, %v, want %v", outcomes, err, tokens.ErrConflict)
 	}
 
 	tighter := scaler

@@ -101,7 +101,7 @@ func (s Steps) count(ctx context.Context, before, after tokens.Record, changes [
 func (s Steps) swap(ctx context.Context, before, after tokens.Record) (tokens.Record, error) {
 	id := before.Token.ID()
 	now, err := s.Tokens.Update(ctx, id, func(now *tokens.Record) error {
-		if now.Version != before.Version {
+		if now.Version != before.Version || !now.Limits.Equal(before.Limits) { // the rules of the token may have changed
 			return tokens.ErrConflict
 		}
 		*now = after.Clone()
