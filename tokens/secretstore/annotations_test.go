@@ -47,6 +47,11 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "certificate-duration=8", problems: []string{`"8" given`}},
 		{annotations: "certificate-duration=1d", problems: []string{`"1d" given`}},
 
+		{annotations: "node-labels=a=b\nmax-nodes=x", want: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b"}}, problems: []string{`kubejoin.io/max-nodes: "x" given`}},
+		{annotations: "node-labels=8w4usg.qwertzuiopasdfgh", problems: []string{`kubejoin.io/node-labels: "8w4usg.<redacted>" given, want KEY=VALUE`}},
+		{annotations: "node-taints=" + many, problems: []string{"kubejoin.io/node-taints: 4000 given, 16 allowed"}},
+		{annotations: "node-ready-after=8w4usg.qwertzuiopasdfgh\nmax-nodes=x", problems: []string{`kubejoin.io/max-nodes: "x" given`}},
+
 		{annotations: "replaces-node=worker-1/u-1", want: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}},
 		{annotations: "replaces-node=worker-1/u-1\nmax-nodes=1\nnode-names=worker-*", want: tokens.Limits{
 			MaxNodes: 1, NodeNames: []string{"worker-*"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"},

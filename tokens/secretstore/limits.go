@@ -175,6 +175,9 @@ func readLimits(annotations map[string]string, known ...string) tokens.Limits {
 			problems = append(problems, annotationError(e.Field, fmt.Errorf("%.300s", tokens.Redact(e.Err.Error()))))
 		}
 	}
+	if (tokens.Limits{Role: l.Role, Node: l.Node}).Check() != nil { // the values may be long, or contain a misplaced secret
+		l.Node = tokens.NodeProperties{}
+	}
 	l.Problem = errors.Join(problems...)
 	return l
 }
