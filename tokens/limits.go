@@ -155,7 +155,7 @@ func (l Limits) Check() error {
 			errs = append(errs, &FieldError{"replaces-node", checkNotOwn(l.Replaces.Name)})
 		case l.MaxNodes > 1:
 			errs = append(errs, fieldErrorf("max-nodes", "%d given, want at most 1 with replaces-node", l.MaxNodes))
-		case !l.AllowsName(l.Replaces.Name):
+		case !(Limits{NodeNames: l.NodeNames}).AllowsName(l.Replaces.Name): // a rule refuses the machine, and is named then
 			errs = append(errs, fieldErrorf("node-names", "%s given, want names that allow %s, the node of replaces-node", safetext.List(l.NodeNames, "and"), l.Replaces.Name))
 		}
 	}

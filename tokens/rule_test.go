@@ -31,6 +31,8 @@ func TestRulesOnlyTighten(t *testing.T) {
 			want: limits{NodeNames: []string{"a-*"}}, by: map[string]string{"node-names": "a, b"}},
 		{name: "worker", own: limits{Role: tokens.RoleControlPlane}, rules: []tokens.Rule{{Name: "a", Worker: true}}, by: map[string]string{"role": "a"}},
 		{name: "worker of a worker", rules: []tokens.Rule{{Name: "a", Worker: true}}},
+		{name: "replaces what a rule does not allow", own: limits{Replaces: tokens.NodeRef{Name: "x", UID: "u"}}, rules: []tokens.Rule{rule("a", limits{NodeNames: []string{"y"}})},
+			want: limits{Replaces: tokens.NodeRef{Name: "x", UID: "u"}, NodeNames: []string{"y"}}, by: map[string]string{"node-names": "a"}},
 		{name: "replaces", own: limits{Replaces: tokens.NodeRef{Name: "x", UID: "u"}}, rules: []tokens.Rule{rule("a", limits{MaxNodes: 5})}, want: limits{Replaces: tokens.NodeRef{Name: "x", UID: "u"}}},
 	} {
 		l := test.own

@@ -171,6 +171,8 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		{name: "Node exists", change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists", says: "--replace-node worker-7"},
 		{name: "Node exists, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) { c.node(node) }, reason: "NodeExists"},
 		{name: "replaces", change: func(c *cluster, r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: node, UID: c.node(node)} }},
+		{name: "replaces, another name by a rule", limits: byRule(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: "u"}}, tokens.Limits{NodeNames: []string{"auto-*"}}),
+			reason: "NodeNameNotAllowed", says: "rule scaler of --token-limits does not allow node name worker-7"},
 		{name: "replaces what is gone", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: "gone"}}},
 		{name: "replaces another", change: func(c *cluster, r *tokens.Record) {
 			c.node(node)
