@@ -95,8 +95,8 @@ type claimLoop struct {
 	Claims
 	count    *prometheus.GaugeVec
 	released *prometheus.CounterVec
-	// returned has, by the name of a released claim, the UID of the Node that has what its Past asks for. A new leader starts
-	// with no entries, and looks at these Nodes again.
+	// returned has, by the name of a claim, the UID of the Node that has what the claim or its Past asks for. A new leader starts
+	// with no entries, and looks at the Nodes of released claims again.
 	returned map[string]string
 }
 

@@ -55,7 +55,7 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		delete(joining, claim.Node)
 	}
 	none, before := tokens.NodeProperties{}, c.returned
-	c.returned = map[string]string{} // so that it has no names without a released claim
+	c.returned = map[string]string{} // so that it has no names without a claim
 	for _, claim := range released {
 		if uid := before[claim.Node]; uid != "" {
 			c.returned[claim.Node] = uid
@@ -64,6 +64,9 @@ func (c *claimLoop) setProperties(ctx context.Context, released, claims []tokens
 		set(claim, joining[claim.Node] || claim.Past.Node != none && uid != "" && c.returned[claim.Node] != uid)
 	}
 	for _, claim := range claims { // clean follows for those without the UID of a Node
+		if !claim.Waits { // if somebody releases the claim, its Node has everything
+			c.returned[claim.Node] = claim.NodeUID
+		}
 		waits := claim.Waits && (nodes == nil || nodes[claim.Node] == claim.NodeUID)
 		set(claim, waits || joining[claim.Node] && !claim.Waits && (claim.NodeUID != "" || claim.Limits.Node == none))
 	}

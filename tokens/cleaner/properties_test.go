@@ -211,3 +211,27 @@ func TestSetsPropertiesOfPastOnce(t *testing.T) {
 		}
 	})
 }
+
+// A person removes a label of a Node and releases its claim. Catches a label that comes back, although the Node was not deleted.
+func TestSetsNothingAgainAfterRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openClaims(t, tokens.Claim{Node: "n", TokenID: "abc123", NodeUID: "u1", Limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b"}}})
+		nodes := &fakeNodes{uids: map[string]string{"n": "u1"}}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		c := cleaner.Claims{
+			Store: store.Claims(), Tokens: store, Properties: nodes, Nodes: nodes.all,
+			Node: func(context.Context, string) (string, error) { return "u1", nil },
+		}
+		go func() { done <- c.Run(ctx) }()
+		time.Sleep(time.Hour)
+		claim := must.Value(store.Claims().Get(t.Context(), "n", tokens.Live))(t)
+		must.OK(t, tokens.Release(t.Context(), store.Claims(), claim, claim.PastAfterRelease(time.Now(), 0)))
+		time.Sleep(time.Hour)
+		cancel()
+		must.OK(t, <-done)
+		if len(nodes.set) > 0 {
+			t.Errorf("got %q, want none", nodes.set)
+		}
+	})
+}
