@@ -881,7 +881,7 @@ func TestTextOfDiagnosis(t *testing.T) {
 	f := healthy(t)
 	diagnoses["first name counts"].change(t, f)
 	diagnoses["token without end"].change(t, f)
-	f.Unread[factRequests] = "need list on certificatesigningrequests"
+	f.Unread[factRotations] = "need get on secret kubejoin-ca-key in kube-system"
 	sample.Check(t, "docs/doctor.md", Diagnose(f).Text())
 }
 

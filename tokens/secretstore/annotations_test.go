@@ -76,14 +76,13 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "node-labels=a=,b=c\nnode-taints=d:NoExecute\nnode-ready-after=labels", want: tokens.Limits{
 			Node: tokens.NodeProperties{Labels: "a=,b=c", Taints: "d:NoExecute", ReadyAfter: "labels"},
 		}},
-		{annotations: "node-labels=a=b\x00", want: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b\x00"}}, problems: []string{`kubejoin.io/node-labels: value "b\x00"`}},
-		{annotations: "node-labels=kubernetes.io/hostname=a", want: tokens.Limits{Node: tokens.NodeProperties{Labels: "kubernetes.io/hostname=a"}}, problems: []string{"kubejoin.io/node-labels: key kubernetes.io/hostname"}},
-		{annotations: "node-labels=" + tenThousand, want: tokens.Limits{Node: tokens.NodeProperties{Labels: tenThousand}}, problems: []string{"kubejoin.io/node-labels: 10000 given, 16 allowed"}},
-		{annotations: "node-taints=kubejoin.io/joining:NoSchedule", want: tokens.Limits{Node: tokens.NodeProperties{Taints: "kubejoin.io/joining:NoSchedule"}}, problems: []string{"kubejoin.io/node-taints: key kubejoin.io/joining"}},
-		{annotations: "node-ready-after=never", want: tokens.Limits{Node: tokens.NodeProperties{ReadyAfter: "never"}}, problems: []string{`kubejoin.io/node-ready-after: "never" given`}},
-		{annotations: "node-ready-after=serving-certificate\nrole=control-plane", want: tokens.Limits{
-			Role: "control-plane", Node: tokens.NodeProperties{ReadyAfter: "serving-certificate"},
-		}, problems: []string{"the taint is for workers"}},
+		{annotations: "node-labels=a=b\x00", problems: []string{`kubejoin.io/node-labels: value "b\x00"`}},
+		{annotations: "node-labels=kubernetes.io/hostname=a", problems: []string{"kubejoin.io/node-labels: key kubernetes.io/hostname"}},
+		{annotations: "node-labels=" + tenThousand, problems: []string{"kubejoin.io/node-labels: 10000 given, 16 allowed"}},
+		{annotations: "node-taints=kubejoin.io/joining:NoSchedule", problems: []string{"kubejoin.io/node-taints: key kubejoin.io/joining"}},
+		{annotations: "node-labels=", problems: []string{`kubejoin.io/node-labels: "" given, want a value`}},
+		{annotations: "node-ready-after=never", problems: []string{`kubejoin.io/node-ready-after: "never" given`}},
+		{annotations: "node-ready-after=serving-certificate\nrole=control-plane", want: tokens.Limits{Role: "control-plane"}, problems: []string{"the taint is for workers"}},
 
 		{annotations: "nodes=+worker-2,-worker-1,!worker-3", nodes: []string{"worker-2", "worker-1", "worker-3"}},
 		{annotations: "nodes=", problems: []string{`kubejoin.io/nodes: "" given, want a node name after +, - or !`}},

@@ -258,7 +258,9 @@ func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error)
 	p.Rejoin = annotations[pastRejoinAnnotation]
 	var l tokens.Limits
 	for _, a := range nodeAnnotations {
-		err = errors.Join(err, a.read(&l, annotations[pastNodePrefix+a.name]))
+		if value, given := annotations[pastNodePrefix+a.name]; given {
+			err = errors.Join(err, a.read(&l, value))
+		}
 	}
 	p.Node = l.Node
 	return p, err

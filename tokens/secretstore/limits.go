@@ -141,7 +141,13 @@ func nodeAnnotation(name string, field func(*tokens.NodeProperties) *string) lim
 	return limitAnnotation{
 		name,
 		func(l tokens.Limits) string { return *field(&l.Node) },
-		func(l *tokens.Limits, value string) error { *field(&l.Node) = value; return nil },
+		func(l *tokens.Limits, value string) error {
+			if value == "" {
+				return errors.New(`"" given, want a value, or remove the annotation`)
+			}
+			*field(&l.Node) = value
+			return nil
+		},
 	}
 }
 
