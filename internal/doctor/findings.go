@@ -81,6 +81,6 @@ var Findings = map[string]Known{
 	"kubejoin-not-ready":   {Error, "checks of `/readyz` fail", "`curl -k URL/readyz?verbose`"},
 	// nodes
 	"node-not-ready": {Warning, "a Node has not been Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
-	"node-joining":   {Warning, "a Node has waited for 10 minutes for what its token asks for; with the taint `kubejoin.io/joining`, no pods run on it", "`kubejoin explain NODE`"},
+	"node-joining":   {Warning, "a Node has waited for 10 minutes for what its token asks for", "`kubejoin explain NODE`"},
 	"csr-pending":    {Warning, "a request of a kubelet has waited for 30 s", "`kubejoin explain --csr NAME`"},
 }

@@ -153,7 +153,7 @@ func TestSetsPropertiesBeforeRegistration(t *testing.T) {
 }
 
 // Catches a claim that records its Node before the Node has its properties: after a crash between the two, nobody would set them.
-// Also catches a crash after the properties that keeps the claim without its Node, or that sets them for ever.
+// Also catches a crash after the properties that keeps the claim without its Node, or that sets them without end.
 func TestCrashRepeatsProperties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openClaims(t, tokens.Claim{Node: "n", TokenID: "abc123", Limits: tokens.Limits{Node: tokens.NodeProperties{Labels: "a=b"}}})
