@@ -657,6 +657,13 @@ var diagnoses = map[string]struct {
 		f.join(11*time.Minute, tokens.NodeProperties{Labels: "a=b"})
 		f.Nodes[0].Spec.Taints, f.Nodes[0].Labels, f.Nodes[0].UID = nil, map[string]string{"a": "c"}, "other"
 	}, nil},
+	"Node that is replaced waits since its claim": {func(_ *testing.T, f *Facts) {
+		f.join(11*time.Minute, tokens.NodeProperties{Labels: "a=b"})
+		f.Nodes[0].Labels = map[string]string{"a": "c"}
+		claim := f.Claims[f.Nodes[0].Name]
+		claim.Created = noon.Add(-9 * time.Minute)
+		f.Claims[f.Nodes[0].Name] = claim
+	}, nil},
 	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9*time.Minute, tokens.NodeProperties{}) }, nil},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {

@@ -127,8 +127,8 @@ func checkJoining(f *Facts) []Finding {
 	var all []Finding
 	for _, node := range f.Nodes {
 		claim := f.Claims[node.Name]
-		tainted := nodeproperties.Joining(&node)
-		if !tainted && (!claim.Waits || claim.NodeUID != string(node.UID)) || f.Time.Sub(node.CreationTimestamp.Time) < joiningFor {
+		tainted, since := nodeproperties.Joining(&node), nodeproperties.Since(node.CreationTimestamp.Time, claim)
+		if !tainted && (!claim.Waits || claim.NodeUID != string(node.UID)) || f.Time.Sub(since) < joiningFor {
 			continue
 		}
 		served := slices.ContainsFunc(f.Requests, func(r certificates.CertificateSigningRequest) bool {
@@ -143,7 +143,7 @@ func checkJoining(f *Facts) []Finding {
 			until += ", and no pods run on it without a toleration of its taint " + tokens.JoiningTaint
 		}
 		all = append(all, found("node-joining", "kubejoin explain "+safetext.Quote(node.Name), "Node %s waits since %s until %s",
-			node.Name, node.CreationTimestamp.UTC().Format(time.RFC3339), until))
+			node.Name, since.UTC().Format(time.RFC3339), until))
 	}
 	return all
 }

@@ -39,7 +39,7 @@ var rare = map[string]string{
 	"kubejoin_csr_signed_by_other_total":              "no other signer runs",
 	"kubejoin_csr_shared_node_names_total":            "each node name has one key",
 	"kubejoin_issuance_record_failures_total":         "the disk works",
-	"kubejoin_joining_node_created_timestamp_seconds": "no Node has the taint of joining",
+	"kubejoin_node_waits_since_timestamp_seconds": "no Node waits",
 	"kubejoin_signer_ca_not_after_timestamp_seconds":  "needs a signer with a CA of its own",
 	"kubejoin_ca_rotation_stage_timestamp_seconds":    "no CA rotation is in progress",
 	"kubejoin_ca_rotation_behind":                     "no CA rotation is in progress",

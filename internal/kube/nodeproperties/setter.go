@@ -70,8 +70,8 @@ type serving struct {
 func Open(watch context.Context, client kubernetes.Interface, nodes *kubefacts.NodeCache,
 	claims func(context.Context, string, tokens.Read) (tokens.Claim, error), may func() bool, log *slog.Logger, registry prometheus.Registerer) *Setter {
 	s := &Setter{client: client, nodes: nodes, claims: claims, may: may, log: log, waits: map[string]wait{}}
-	s.waiting = metrics.Gauge(registry, "kubejoin_joining_node_created_timestamp_seconds",
-		"When a Node was created that waits for what its token asks for, in Unix seconds, by what it waits for; at most 20 Nodes with the taint kubejoin.io/joining, and 20 without.", "node", "waits_for")
+	s.waiting = metrics.Gauge(registry, "kubejoin_node_waits_since_timestamp_seconds",
+		"Since when a Node waits for what its token asks for, in Unix seconds, by what it waits for; at most 20 Nodes with the taint kubejoin.io/joining, and 20 without.", "node", "waits_for")
 	s.served = sync.OnceValue(func() *kubecache.Cache[*certificates.CertificateSigningRequest, serving] {
 		return kubecache.Open(watch, client, client.CertificatesV1().CertificateSigningRequests(), "spec.signerName="+certificates.KubeletServingSignerName, kubecache.Config[*certificates.CertificateSigningRequest, serving]{
 			What: "serving certificates",
@@ -159,7 +159,7 @@ func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done 
 	}
 	served := tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && s.isServed(name, claim.Created)
 	if tainted && want.ReadyAfter == tokens.ReadyAfterServingCertificate && !served { // the Node need not be read
-		s.wait(name, cached.Created, waitsForCertificate)
+		s.wait(name, Since(cached.Created, claim), waitsForCertificate)
 		return "", false, nil
 	}
 	for attempt := 1; ; attempt++ {
@@ -186,12 +186,12 @@ func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done 
 		case apierrors.IsNotFound(err):
 			return "", false, nodeError(name, err)
 		case err != nil: // only the first failure is an error: a kubelet can make its Node too large for a patch
-			if s.wait(name, node.CreationTimestamp.Time, Waits{ForPatch, "the API server accepts the patch: " + err.Error()}) {
+			if s.wait(name, Since(node.CreationTimestamp.Time, claim), Waits{ForPatch, "the API server accepts the patch: " + err.Error()}) {
 				return "", false, nil
 			}
 			return "", false, nodeError(name, err)
 		case waits != (Waits{}):
-			s.wait(name, node.CreationTimestamp.Time, waits)
+			s.wait(name, Since(node.CreationTimestamp.Time, claim), waits)
 			return "", false, nil
 		default:
 			s.mu.Lock()
@@ -213,8 +213,16 @@ func nodeError(name string, err error) error {
 	return fmt.Errorf("properties of node %s: %w", name, err)
 }
 
+// Since returns when a Node that was created at a time began to wait. A Node that is replaced is older than its claim.
+func Since(created time.Time, claim tokens.Claim) time.Time {
+	if claim.Created.After(created) {
+		return claim.Created
+	}
+	return created
+}
+
 // wait records that a Node waits, and reports whether it waited for the same before.
-func (s *Setter) wait(name string, created time.Time, w Waits) (again bool) {
+func (s *Setter) wait(name string, since time.Time, w Waits) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.waits[name]
@@ -240,7 +248,7 @@ func (s *Setter) wait(name string, created time.Time, w Waits) (again bool) {
 		s.waiting.DeletePartialMatch(prometheus.Labels{"node": name})
 	}
 	if now.named {
-		s.waiting.WithLabelValues(name, w.For).Set(float64(created.Unix()))
+		s.waiting.WithLabelValues(name, w.For).Set(float64(since.Unix()))
 	}
 	return again
 }

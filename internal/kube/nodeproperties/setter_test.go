@@ -187,6 +187,21 @@ func TestSetReadsClaimAfterNode(t *testing.T) {
 	}
 }
 
+// Catches an alert about a Node that is older than the token that replaces it.
+func TestReplacedNodeWaitsSinceItsClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCluster(t, node(map[string]string{"e": "2"}))
+		claim := c.claim("worker-1", tokens.NodeProperties{Labels: "e=1"})
+		claim.Created = c.created.Add(time.Hour)
+		if _, done, err := c.Set(t.Context(), claim); done || err != nil {
+			t.Fatalf("got %t, %v, want a Node that waits", done, err)
+		}
+		if got := testutil.ToFloat64(c.waiting.WithLabelValues("worker-1", ForConflict)); got != float64(claim.Created.Unix()) {
+			t.Errorf("the Node waits since %v, want %d", got, claim.Created.Unix())
+		}
+	})
+}
+
 // Others change the taints of a Node that joins, at any time. Catches a Node that then waits for a backoff, and a patch without end.
 func TestSetRetriesPatch(t *testing.T) {
 	invalid := apierrors.NewGenericServerResponse(422, "patch", corev1.Resource("nodes"), "worker-1", "testing path /spec/taints", 0, true)
