@@ -117,8 +117,8 @@ func limits(t api.Token) []string {
 	if t.ReplacesNode != nil {
 		list = append(list, "replaces="+t.ReplacesNode.Name)
 	}
-	if t.CertificateDuration != "" {
-		list = append(list, "certificates="+t.CertificateDuration)
+	if d, err := time.ParseDuration(t.CertificateDuration); err == nil {
+		list = append(list, "certificates="+safetext.Duration(d))
 	}
 	if t.Role != "" {
 		list = append(list, "role="+t.Role)
