@@ -32,18 +32,18 @@ import (
 
 // rare are metrics that this test does not produce: their labels are compared with docs/metrics.md.
 var rare = map[string]string{
-	"kubejoin_csr_cleaned_total":                      "kubejoin deletes a denied request after five minutes",
-	"kubejoin_csr_sign_failures_total":                "signing works",
-	"kubejoin_rejoins_total":                          "no node rejoins",
-	"kubejoin_authorization_reviews_total":            "kube-apiserver does not ask about nodes",
-	"kubejoin_csr_signed_by_other_total":              "no other signer runs",
-	"kubejoin_csr_shared_node_names_total":            "each node name has one key",
-	"kubejoin_issuance_record_failures_total":         "the disk works",
-	"kubejoin_node_waits_since_timestamp_seconds": "no Node waits",
-	"kubejoin_signer_ca_not_after_timestamp_seconds":  "needs a signer with a CA of its own",
-	"kubejoin_ca_rotation_stage_timestamp_seconds":    "no CA rotation is in progress",
-	"kubejoin_ca_rotation_behind":                     "no CA rotation is in progress",
-	"kubejoin_ca_rotation_certificates":               "no CA rotation is in progress",
+	"kubejoin_csr_cleaned_total":                     "kubejoin deletes a denied request after five minutes",
+	"kubejoin_csr_sign_failures_total":               "signing works",
+	"kubejoin_rejoins_total":                         "no node rejoins",
+	"kubejoin_authorization_reviews_total":           "kube-apiserver does not ask about nodes",
+	"kubejoin_csr_signed_by_other_total":             "no other signer runs",
+	"kubejoin_csr_shared_node_names_total":           "each node name has one key",
+	"kubejoin_issuance_record_failures_total":        "the disk works",
+	"kubejoin_node_waits_since_timestamp_seconds":    "no Node waits",
+	"kubejoin_signer_ca_not_after_timestamp_seconds": "needs a signer with a CA of its own",
+	"kubejoin_ca_rotation_stage_timestamp_seconds":   "no CA rotation is in progress",
+	"kubejoin_ca_rotation_behind":                    "no CA rotation is in progress",
+	"kubejoin_ca_rotation_certificates":              "no CA rotation is in progress",
 }
 
 // TestPrometheusScrapesAsTheDocsSay scrapes kubejoin with the settings of the chart's ServiceMonitor and the token that
