@@ -287,7 +287,7 @@ func TestCAOfCluster(t *testing.T) {
 	if refused := kube.run("ca", "switch").failed("kube-public/cluster-info does not trust the new CA"); fail(io.Discard, refused.err) != 3 {
 		t.Errorf("switch: got %v, want exit code 3", refused.err)
 	}
-	kube.run("ca", "abort").ok().has("cluster   prepare ")
+	kube.run("ca", "abort").ok().has("cluster CA, stage prepare: ")
 	kube.run("ca", "status").ok().has("prepare (aborting)")
 	for _, other := range []string{"front-proxy", "etcd"} {
 		kube.run("ca", "status", "--ca", other).ok().has("the " + other + " CA has not been rotated")
