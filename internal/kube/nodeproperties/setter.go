@@ -167,7 +167,7 @@ func (s *Setter) Set(ctx context.Context, claim tokens.Claim) (uid string, done 
 		if err != nil {
 			return "", false, nodeError(name, err)
 		}
-		now, err := s.claims(ctx, name, tokens.Recent)
+		now, err := s.claims(ctx, name, tokens.Live) // another replica may just have changed it
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			return "", false, err
 		}

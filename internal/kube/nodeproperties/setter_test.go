@@ -31,17 +31,22 @@ type cluster struct {
 	may     bool
 	created time.Time
 	version string // of the claim of each Node
+	recent  string // the version that only live reads have passed
 }
 
 func openCluster(t *testing.T, n *corev1.Node) *cluster {
-	c := &cluster{may: true, version: "1", created: time.Now().Truncate(time.Second)}
+	c := &cluster{may: true, version: "1", recent: "1", created: time.Now().Truncate(time.Second)}
 	n.CreationTimestamp = metav1.NewTime(c.created)
 	c.client = fake.NewClientset(n)
-	claims := func(_ context.Context, node string, _ tokens.Read) (tokens.Claim, error) {
-		if c.version == "" {
+	claims := func(_ context.Context, node string, read tokens.Read) (tokens.Claim, error) {
+		version := c.version
+		if read != tokens.Live { // another replica has changed the claim within tokens.MaxAge
+			version = c.recent
+		}
+		if version == "" {
 			return tokens.Claim{}, tokens.ErrNotFound
 		}
-		return tokens.Claim{Node: node, Version: c.version}, nil
+		return tokens.Claim{Node: node, Version: version}, nil
 	}
 	c.Setter = Open(t.Context(), c.client, kubefacts.OpenNodes(t.Context(), c.client), claims, func() bool { return c.may }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return c
@@ -161,7 +166,8 @@ func TestSetWaitsWithPauses(t *testing.T) {
 }
 
 // Catches a Node that gets what another token's claim asked for, or that loses the taint of joining because of another claim: a
-// machine of another token may register the Node before each read of it, also after a failed patch.
+// machine of another token may register the Node before each read of it, also after a failed patch, and within [tokens.MaxAge]
+// after another replica has changed the claim.
 func TestSetReadsClaimAfterNode(t *testing.T) {
 	for name, want := range map[string]tokens.NodeProperties{"with labels": {Labels: "e=1"}, "without": {}} {
 		for at, changed := range []string{"2", ""} {
