@@ -1,6 +1,8 @@
 package explain
 
 import (
+	"time"
+
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -38,6 +40,14 @@ type Facts struct {
 	Waits   string
 	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
+}
+
+// leaseMargin is the tolerated difference between the clock of the reader and that of the leader.
+const leaseMargin = 30 * time.Second
+
+// Leaderless reports whether there is a Lease, but no replica renews it.
+func (f Facts) Leaderless(now time.Time) bool {
+	return f.Leader != nil && (f.Leader.Holder == "" || now.Sub(f.Leader.Renewed) > f.Leader.Duration+leaseMargin)
 }
 
 // Names of the facts.

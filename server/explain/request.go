@@ -163,7 +163,7 @@ func (v *view) responsible(act, kubejoins, kcms string) string {
 	switch {
 	case l == nil:
 		return either + ", but no kubejoin has a Lease in this cluster"
-	case l.Holder == "" || v.now.Sub(l.Renewed) > l.Duration:
+	case v.Leaderless(v.now):
 		v.next("", fmt.Sprintf("kubectl -n %s get lease %s", l.Namespace, l.Lease))
 		return fmt.Sprintf("%s, but no kubejoin is running (its Lease was last renewed %s)", either, ago(l.Renewed, v.now))
 	}

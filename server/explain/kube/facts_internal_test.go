@@ -187,6 +187,7 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 		"older than the Node":    {claim: claim(""), joining: true, right: true, served: serving(metav1.NewTime(created.Add(-time.Second))), want: "kubejoin has patched it"},
 		"certificate":            {claim: claim(""), joining: true, right: true, served: serving(created), want: "kubejoin has patched it"},
 		"no right":               {claim: claim(""), joining: true, served: serving(created), want: "kubejoin may patch Nodes"},
+		"clocks differ":          {claim: claim(""), joining: true, right: true, served: serving(created), age: 40 * time.Second, want: "kubejoin has patched it"},
 		"no kubejoin runs":       {claim: claim(""), joining: true, right: true, served: serving(created), age: time.Minute, want: "kubejoin runs: no replica renews its Lease kubejoin-system/kubejoin"},
 		"patch fails":            {claim: claim(""), joining: true, right: true, served: serving(created), failed: failed, want: "webhook down"},
 		"label":                  {claim: claim(""), right: true, label: "c", want: "its label a is gone"},

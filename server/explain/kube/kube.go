@@ -213,7 +213,7 @@ func (g *gathering) properties() {
 		f.Waits = fmt.Sprintf("%s, but there is no request for one: set serverTLSBootstrap: true in its configuration and restart it, or if 'kubectl logs' works: kubectl taint node %s %s-", waits.Text, f.Node, tokens.JoiningTaint)
 	case waits.Text != "":
 		f.Waits = waits.Text
-	case patch != nil && f.Leader != nil && (f.Leader.Holder == "" || g.Now().Sub(f.Leader.Renewed) > f.Leader.Duration):
+	case patch != nil && f.Leaderless(g.Now()):
 		f.Waits = fmt.Sprintf("kubejoin runs: no replica renews its Lease %s/%s", f.Leader.Namespace, f.Leader.Lease)
 	case patch != nil && f.Leader != nil && !g.patches:
 		f.Waits = nodeproperties.WaitsForRight.Text
