@@ -664,6 +664,10 @@ var diagnoses = map[string]struct {
 		claim.Created = noon.Add(-9 * time.Minute)
 		f.Claims[f.Nodes[0].Name] = claim
 	}, nil},
+	"Node with the taint has no claim in the cluster": {func(_ *testing.T, f *Facts) { // perhaps in kubejoin's own store, or malformed
+		f.join(11*time.Minute, tokens.NodeProperties{})
+		f.Claims = nil
+	}, []string{"node-joining: until kubejoin patches it (the cluster has no valid claim of its name), and no pods run on it"}},
 	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9*time.Minute, tokens.NodeProperties{}) }, nil},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {

@@ -126,7 +126,7 @@ func checkNodes(f *Facts) []Finding {
 func checkJoining(f *Facts) []Finding {
 	var all []Finding
 	for _, node := range f.Nodes {
-		claim := f.Claims[node.Name]
+		claim, known := f.Claims[node.Name]
 		tainted, since := nodeproperties.Joining(&node), nodeproperties.Since(node.CreationTimestamp.Time, claim)
 		if !tainted && (!claim.Waits || claim.NodeUID != string(node.UID)) || f.Time.Sub(since) < joiningFor {
 			continue
@@ -138,6 +138,8 @@ func checkJoining(f *Facts) []Finding {
 		until := cmp.Or(waits.Text, "kubejoin patches it")
 		if patch != nil && f.Lease != nil && f.Lease.Annotations[leader.NodePropertiesAnnotation] == "" {
 			until = nodeproperties.WaitsForRight.Text
+		} else if !known { // it may be malformed, or in a file or in etcd
+			until += " (the cluster has no valid claim of its name)"
 		}
 		if tainted {
 			until += ", and no pods run on it without a toleration of its taint " + tokens.JoiningTaint
