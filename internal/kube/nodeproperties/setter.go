@@ -25,7 +25,7 @@ import (
 const (
 	// attempts limits how often a patch is tried at once. Others change the taints of a Node that joins, so that it fails.
 	attempts = 3
-	// pause is how long a Node is not read again after a conflict, without the right to patch it, or after repeated failures.
+	// pause is how long a Node is not read again after a conflict, without the right to patch it, and at most after failures.
 	pause = 30 * time.Second
 	// named limits how many waiting Nodes the metric names, with the taint of joining and without it.
 	named = 20
@@ -53,9 +53,10 @@ type Setter struct {
 // A wait is a Node that waits.
 type wait struct {
 	Waits
-	paused  time.Time // Set does not read the Node before this time
-	tainted bool      // it has JoiningTaint
-	named   bool      // the metric names it
+	paused  time.Time     // Set does not read the Node before this time
+	failing time.Duration // the last pause after a repeated failure; the next one is twice as long
+	tainted bool          // it has JoiningTaint
+	named   bool          // the metric names it
 }
 
 // A serving is a request for a serving certificate.
@@ -228,8 +229,13 @@ func (s *Setter) wait(name string, since time.Time, w Waits) (again bool) {
 	before := s.waits[name]
 	now := wait{Waits: w, paused: time.Now()}
 	again = before.For == w.For
-	if w.For == ForConflict || w.For == ForRight || w.For == ForPatch && again {
+	switch {
+	case w.For == ForConflict, w.For == ForRight:
 		now.paused = now.paused.Add(pause)
+	case w.For == ForPatch && again: // perhaps for seconds only, while etcd elects a leader
+		now.failing = min(max(2*before.failing, time.Second), pause)
+		now.paused = now.paused.Add(now.failing)
+		time.AfterFunc(now.failing, s.hints.Send)
 	}
 	_, now.tainted = s.joining[name]
 	delete(s.waits, name)

@@ -261,6 +261,36 @@ func TestRepeatedFailureIsNoError(t *testing.T) {
 	})
 }
 
+// Catches Nodes that wait for a minute with their taint because the API server refused patches for two seconds, for example while
+// etcd elected a leader.
+func TestNodeIsPatchedSoonAfterOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCluster(t, node(nil, joining))
+		end := time.Now().Add(2 * time.Second)
+		c.client.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return time.Now().Before(end), nil, apierrors.NewInternalError(errors.New("etcdserver: leader changed"))
+		})
+		hints := c.Watch(t.Context())
+		for {
+			_, done, _, err := c.set(t, tokens.NodeProperties{Labels: "e=1"})
+			if done {
+				break
+			}
+			wait := time.Minute
+			if err != nil {
+				wait = 200 * time.Millisecond // as loop.Loop
+			}
+			select {
+			case <-hints:
+			case <-time.After(wait):
+			}
+		}
+		if late := time.Since(end); late > 5*time.Second {
+			t.Errorf("the Node was patched %s after the outage", late)
+		}
+	})
+}
+
 // The metric names Nodes. Catches one that grows without limit, that names a Node that is gone, or that Nodes without the taint
 // of joining fill up.
 func TestMetricNamesFewWaitingNodes(t *testing.T) {
