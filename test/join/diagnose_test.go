@@ -312,7 +312,7 @@ func TestDiagnose(t *testing.T) {
 		{"name of the machine in --add-config", func(_ *testing.T, b *testMachine) {
 			b.machine = "printf 'nodeRegistration:\\n  criSocket: unix:///run/containerd/containerd.sock\\n  name: \"Worker_2\"\\nskipPhases: []\\n' >/run/more.yaml"
 			b.args = []string{"--add-config", "/run/more.yaml"}
-		}, "error node-name", "Worker_2"},
+		}, "error node-name", "worker_2"},
 		{"no container runtime", onMachine("rm /run/containerd/containerd.sock"), "error runtime", "containerd.sock"},
 		{"no runtime at --cri-socket", func(_ *testing.T, b *testMachine) { b.args = []string{"--", "--cri-socket=unix:///run/else.sock"} }, "error runtime", "/run/else.sock"},
 		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},
