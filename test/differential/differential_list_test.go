@@ -29,8 +29,8 @@ type difference struct {
 
 // Decisions that kube-controller-manager leaves to a person.
 const (
-	servingApproved = "kubelets' serving certificates are approved"
-	servingDenied   = "kubelets' serving certificates are denied"
+	servingApproved = "approves serving certificates of kubelets"
+	servingDenied   = "denies a serving certificate with a name or address that no kubelet may have"
 )
 
 // servingDifference returns the name of the difference that applies to a serving certificate, or "".
@@ -48,8 +48,8 @@ func servingDifference(g *generated, ours outcome) string {
 var differences = []difference{
 	{doc: "RSA key below 2048 bits", match: keyIs(func(k *rsa.PublicKey) bool { return k.N.BitLen() < 2048 }), says: `the RSA key has \d+ bits`},
 	{doc: "ECDSA key on P-224", match: keyIs(func(k *ecdsa.PublicKey) bool { return k.Curve == elliptic.P224() }), says: `on curve P-224`},
-	{doc: "asks to be a CA", match: constraints(0x30, 3, 1, 1, 0xff), says: `is for a CA certificate`},
-	{doc: "malformed basic constraints", match: constraints(0x30, 9), says: `basic constraints in the certificate request are malformed`},
+	{doc: "or ask for a CA", match: constraints(0x30, 3, 1, 1, 0xff), says: `is for a CA certificate`},
+	{doc: "basic constraints that are malformed", match: constraints(0x30, 9), says: `basic constraints in the certificate request are malformed`},
 	{doc: "UID attribute", match: func(g *generated) bool { return count(g, crafted.UserID)+count(g, crafted.KubernetesUID) > 0 }, says: `has a UID attribute`},
 	{doc: "empty attribute", match: anyText(func(v string) bool { return v == "" }), says: `attribute [0-9.]+ is empty`},
 	{doc: "attribute that is no text", match: anyAttribute(func(v any) bool { _, text := v.(string); return !text }), says: `attribute [0-9.]+ is not text`},
