@@ -272,9 +272,12 @@ func TestReplacedNodeGetsProperties(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
 	ctx := t.Context()
+	must.Value(s.StartKCM(ctx, "--controllers=node-lifecycle-controller", "--node-monitor-grace-period=10m"))(t)
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/node-properties.yaml"))
 	for name, labels := range map[string]map[string]string{"worker-1": {"old": "1"}, "worker-2": {"tenant": "b"}} {
 		n := must.Value(s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}))(t)
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, LastHeartbeatTime: metav1.Now()}}
+		must.Value(s.Client().CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}))(t)
 		token := s.CreateToken(t, tokens.Limits{
 			Replaces: tokens.NodeRef{Name: name, UID: string(n.UID)},
 			Node:     tokens.NodeProperties{Labels: "tenant=a", Taints: "dedicated=a:NoSchedule", ReadyAfter: tokens.ReadyAfterServingCertificate},
@@ -285,6 +288,7 @@ func TestReplacedNodeGetsProperties(t *testing.T) {
 	}
 	n := waitProperties(t, s, "worker-1", tokens.NodeProperties{Labels: "tenant=a,old=1", Taints: "dedicated=a:NoSchedule"})
 	waitRecorded(t, s, "worker-1", n.UID)
+	must.OK(t, notReady(n, "NoSchedule"))
 	time.Sleep(3 * time.Second)
 	n = must.Value(getNode(t, s, "worker-2"))(t)
 	if got := registration(t, s, "worker-2"); n.Labels["tenant"] != "b" || !hasTaint(n, "dedicated=a:NoSchedule") || got != string(n.UID)+" true" {
@@ -362,8 +366,14 @@ func TestPolicyLimitsPatchesOfNodes(t *testing.T) {
 	if err := own.CoreV1().Nodes().Delete(ctx, "worker-1", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("delete: got %v, want a refusal", err)
 	}
-	// An administrator is not limited.
+	// An administrator is not limited, and follows the remedies for a Node that waits.
 	s.RunKubectl(t, "label", "node", "worker-1", "a-")
+	s.RunKubectl(t, "taint", "node", "worker-1", "t:NoExecute-")
+	s.RunKubectl(t, "taint", "node", "worker-1", "--overwrite", tokens.JoiningTaint+":NoSchedule")
+	s.RunKubectl(t, "taint", "node", "worker-1", tokens.JoiningTaint+"-")
+	if n := must.Value(getNode(t, s, "worker-1"))(t); hasTaint(n, joiningTaint) || hasTaint(n, "t=1:NoExecute") || n.Labels["a"] != "" {
+		t.Errorf("after the remedies: got taints %v and label a=%q, want neither", n.Spec.Taints, n.Labels["a"])
+	}
 	if warnings := s.RunKubectl(t, "get", "validatingadmissionpolicy", "kubejoin-node-properties", "-o", "jsonpath={.status.typeChecking.expressionWarnings}"); warnings != "" {
 		t.Errorf("type checking warns: %s", warnings)
 	}
