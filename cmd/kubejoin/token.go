@@ -119,6 +119,8 @@ func limits(t api.Token) []string {
 	}
 	if d, err := time.ParseDuration(t.CertificateDuration); err == nil {
 		list = append(list, "certificates="+safetext.Duration(d))
+	} else if t.CertificateDuration != "" { // in the form of another version
+		list = append(list, "certificates="+t.CertificateDuration)
 	}
 	if t.Role != "" {
 		list = append(list, "role="+t.Role)

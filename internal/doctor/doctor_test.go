@@ -888,6 +888,23 @@ func TestShowsNoSecret(t *testing.T) {
 	}
 }
 
+// A Node may wait although its claim is unreadable. Catches such a claim that is taken for none.
+func TestReportsMalformedClaim(t *testing.T) {
+	lease := func(name string, labels, annotations map[string]string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: kubejoinNamespace, Name: name, Labels: labels, Annotations: annotations}}
+	}
+	f := healthy(t)
+	r := &reading{Facts: *f, client: fake.NewClientset(
+		lease("kubejoin", nil, nil),
+		lease("worker-1", map[string]string{"kubejoin.io/claim": "true"}, map[string]string{"kubejoin.io/max-nodes": "many"}),
+	)}
+	must.OK(t, r.claims(t.Context()))
+	d := Diagnose(&r.Facts)
+	if len(d.Unchecked) != 1 || d.Unchecked[0].Check != "joining" || !strings.Contains(d.Unchecked[0].Reason, "worker-1") {
+		t.Errorf("got %+v, want the malformed claim of worker-1 alone", d.Unchecked)
+	}
+}
+
 func TestTextOfDiagnosis(t *testing.T) {
 	f := healthy(t)
 	diagnoses["first name counts"].change(t, f)

@@ -101,8 +101,9 @@ type Facts struct {
 
 	Nodes    []corev1.Node
 	Requests []certificates.CertificateSigningRequest
-	// Claims are the claims of node names, by name, without malformed ones.
-	Claims map[string]tokens.Claim
+	// Claims are the claims of node names, by name. Malformed says what is wrong with those that are not among them.
+	Claims    map[string]tokens.Claim
+	Malformed []error
 }
 
 // An Endpoint is an address that joining machines connect to.

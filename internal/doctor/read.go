@@ -370,8 +370,11 @@ func (r *reading) claims(ctx context.Context) error {
 	}
 	r.Claims = map[string]tokens.Claim{}
 	for i := range list.Items {
-		if claim, err := secretstore.DecodeClaim(&list.Items[i]); err == nil {
+		switch claim, err := secretstore.DecodeClaim(&list.Items[i]); {
+		case err == nil:
 			r.Claims[claim.Node] = claim
+		case !errors.Is(err, secretstore.ErrNoClaim):
+			r.Malformed = append(r.Malformed, err)
 		}
 	}
 	return nil

@@ -125,6 +125,9 @@ func checkNodes(f *Facts) []Finding {
 // checkJoining finds Nodes that wait for what their tokens ask for.
 func checkJoining(f *Facts) []Finding {
 	var all []Finding
+	for _, err := range f.Malformed {
+		all = append(all, unseen("%s", oneLine(err)))
+	}
 	for _, node := range f.Nodes {
 		claim, known := f.Claims[node.Name]
 		tainted, since := nodeproperties.Joining(&node), nodeproperties.Since(node.CreationTimestamp.Time, claim)

@@ -13,7 +13,7 @@ type Properties interface {
 	// Joining returns the names of the Nodes with [tokens.JoiningTaint], from a cache that may lag.
 	Joining(ctx context.Context) ([]string, error)
 	// Set gives the Node of a claim what [tokens.Claim.Remaining] has, and removes [tokens.JoiningTaint]. If the Node has to wait,
-	// Set does nothing. It also does nothing if the claim has changed since it was listed: the Node may be that of another token,
+	// Set adds what it can. Set does nothing if the claim has changed since it was listed: the Node may be that of another token,
 	// and a hint about the change starts another step. A Claim with only Node means that the Node has no claim. done reports
 	// whether the Node has everything. uid is that of the Node, read live; it may be empty if done is false. The error wraps
 	// [tokens.ErrNotFound] if there is no such Node.

@@ -92,11 +92,11 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, store tokens.S
 			return []string{c.tokenID}
 		},
 		Same: func(before, now *cachedClaim) bool {
-			return errors.Is(before.problem, errNoClaim) && errors.Is(now.problem, errNoClaim)
+			return errors.Is(before.problem, ErrNoClaim) && errors.Is(now.problem, ErrNoClaim)
 		},
 		Changed: func(_ string, c *cachedClaim, _ error) {
 			switch {
-			case errors.Is(c.problem, errNoClaim):
+			case errors.Is(c.problem, ErrNoClaim):
 				s.proofs.Send()
 			case c.problem != nil:
 				log.Warn("malformed claim", "problem", safetext.Text(c.problem.Error(), safetext.MaxMessage))
@@ -146,7 +146,7 @@ func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens
 	}
 	c, err := DecodeClaim(lease)
 	switch {
-	case errors.Is(err, errNoClaim):
+	case errors.Is(err, ErrNoClaim):
 		return tokens.Claim{}, fmt.Errorf("get claim %s: %w: %w", node, tokens.ErrNotFound, err)
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
@@ -165,7 +165,7 @@ func (s *Claims) find(ctx context.Context, node string) (tokens.Claim, error) {
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, err)
 	case found == nil:
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: no such Lease in %s", node, tokens.ErrNotFound, s.namespace)
-	case errors.Is(found.Value.problem, errNoClaim):
+	case errors.Is(found.Value.problem, ErrNoClaim):
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: %w", node, tokens.ErrNotFound, found.Value.problem)
 	case found.Value.problem != nil:
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.Value.problem)

@@ -55,16 +55,16 @@ const rulesAnnotation = "rules." + annotationPrefix + "limits"
 // claimAnnotations are the annotations of a claim that are not limits.
 var claimAnnotations = []string{tokenUIDAnnotation, keysAnnotation, requestsAnnotation, nodeUIDAnnotation}
 
-// errNoClaim is wrapped if a Lease is not a claim, for example the Lease of the leader election.
-var errNoClaim = errors.New("not a claim")
+// ErrNoClaim is wrapped if a Lease is not a claim, for example the Lease of the leader election.
+var ErrNoClaim = errors.New("not a claim")
 
 // DecodeClaim returns the claim in a Lease. It returns an error if the limits are malformed, because
-// otherwise the claim would have no limits.
+// otherwise the claim would have no limits. The error wraps [ErrNoClaim] if the Lease is not a claim.
 func DecodeClaim(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	name := lease.Namespace + "/" + lease.Name
 	label := lease.Labels[claimLabel]
 	if label != held && label != released {
-		return tokens.Claim{}, fmt.Errorf("the Lease %s is %w: it has no label %s=true", name, errNoClaim, claimLabel)
+		return tokens.Claim{}, fmt.Errorf("the Lease %s is %w: it has no label %s=true", name, ErrNoClaim, claimLabel)
 	}
 	annotation := func(name string) string { return lease.Annotations[annotationPrefix+name] }
 	list := func(name string) []string {

@@ -113,7 +113,7 @@ func TestRefusesMalformedPast(t *testing.T) {
 		} {
 			lease := encodeLease("ns", c)
 			change(lease.Labels, lease.Annotations)
-			if c, err := DecodeClaim(lease); err == nil || errors.Is(err, errNoClaim) {
+			if c, err := DecodeClaim(lease); err == nil || errors.Is(err, ErrNoClaim) {
 				t.Errorf("%s: got %+v, %v, want an error", name, c, err)
 			}
 		}
