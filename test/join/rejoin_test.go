@@ -134,13 +134,14 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	s.Start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
+	must.Value(s.StartKCM(ctx, "--controllers=node-lifecycle-controller"))(t) // which taints the Node while the kubelet is off
 	args, _ := s.JoinArgs(t, "?maxNodes=1&nodeLabels=tenant%3Da")
 	node := must.Value(s.Join(ctx, "worker-1", args))(t)
 	waitRecorded(t, s, "worker-1", waitProperties(t, s, "worker-1", tokens.NodeProperties{Labels: "tenant=a"}).UID)
 	s.RunKubectl(t, "label", "node", "worker-1", "tenant-")
 	m := newOffMachine(t, s, node)
 	if _, err := s.Client().CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err) // needed because no kube-controller-manager runs
+		t.Fatal(err) // needed because this kube-controller-manager does not
 	}
 	mount := false
 	pod := must.Value(s.Client().CoreV1().Pods("default").Create(ctx, &corev1.Pod{
