@@ -14,8 +14,8 @@ import (
 const MaxKeys = 3
 
 // A Claim is a node name held by a token that has [Limits]. While the claim exists, no other token
-// can take the name. A claim without TokenID is released: the name is free, no limit counts the claim,
-// and the store keeps it only for its Past and its Identity.
+// can take the name. A claim without TokenID is released: no limit counts the claim, the name is free unless it has a
+// Machine, and the store keeps the claim only for its Past, its Identity and its Machine.
 type Claim struct {
 	// Node is the node name.
 	Node string
@@ -46,6 +46,8 @@ type Claim struct {
 	// Identity is how the node proves its identity. A node that joined with a token without limits has an Identity, too, in
 	// a released claim.
 	Identity Identity
+	// Machine is the machine that holds the name with a key of its own.
+	Machine Machine
 
 	// Created, UID and Version are set by the store, as in a [Record]. If another token takes the name, the claim keeps its
 	// UID and gets a new Created.
@@ -118,13 +120,13 @@ func IsOwnName(name string) bool { return name == OwnName || strings.HasPrefix(n
 
 // Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
-	errs := []error{CheckNodeName(c.Node), checkNotOwn(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
+	errs := []error{CheckNodeName(c.Node), checkNotOwn(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check(), c.Machine.check(c.Node)}
 	rest := c.AfterRelease(c.Past)
 	rest.Identity = c.Identity
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
 	} else if !c.Equal(rest) {
-		errs = append(errs, errors.New("want no other fields than past and identity in a released claim"))
+		errs = append(errs, errors.New("want no other fields than past, identity and machine in a released claim"))
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {
 		if n := len(words); n > MaxKeys {
@@ -194,6 +196,6 @@ func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 func (c Claim) Equal(d Claim) bool {
 	return c.Node == d.Node && c.TokenID == d.TokenID && c.TokenUID == d.TokenUID && c.Limits.Equal(d.Limits) &&
 		slices.Equal(c.Keys, d.Keys) && slices.Equal(c.Requests, d.Requests) && c.NodeUID == d.NodeUID && c.Waits == d.Waits &&
-		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) && c.Identity.Equal(d.Identity) &&
+		c.ReadyBefore == d.ReadyBefore && c.ReadyAgain == d.ReadyAgain && c.Past.equal(d.Past) && c.Identity.Equal(d.Identity) && c.Machine.equal(d.Machine) &&
 		c.Created.Equal(d.Created) && c.UID == d.UID && c.Version == d.Version
 }

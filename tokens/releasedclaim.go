@@ -92,7 +92,7 @@ func (p ReleasedClaim) Lasting(end time.Time) ReleasedClaim {
 	return p
 }
 
-// Released reports whether the claim is released: it has no TokenID, and its name is free.
+// Released reports whether the claim is released: no token holds its name.
 func (c Claim) Released() bool { return c.TokenID == "" }
 
 // PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still apply to the
@@ -110,17 +110,17 @@ func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedCl
 	return p
 }
 
-// AfterRelease returns the claim after its release: only the Past leaves remains, and the Identity ends.
+// AfterRelease returns the claim after its release: only the Past leaves and the Machine remain, and the Identity ends.
 func (c Claim) AfterRelease(leaves ReleasedClaim) Claim {
-	return Claim{Node: c.Node, Past: leaves, Created: c.Created, UID: c.UID, Version: c.Version}
+	return Claim{Node: c.Node, Past: leaves, Machine: c.Machine, Created: c.Created, UID: c.UID, Version: c.Version}
 }
 
 // Empty reports whether the claim is released and nothing remains of it.
 func (c Claim) Empty() bool {
-	return c.Released() && c.Past == (ReleasedClaim{}) && c.Identity.IsZero()
+	return c.Released() && c.Past == (ReleasedClaim{}) && c.Identity.IsZero() && c.Machine.IsZero()
 }
 
-// Release releases a claim, so that its name is free, and stores the Past leaves without an Identity. The token still
+// Release releases a claim, so that its name is free unless it has a Machine, and stores the Past leaves without an Identity. The token still
 // counts the name. If the claim has changed, the error wraps [ErrConflict].
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	_, err := CommitClaim(ctx, claims, c, c.AfterRelease(leaves))

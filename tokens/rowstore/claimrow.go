@@ -25,6 +25,7 @@ type claim struct {
 
 	Past     past            `json:"past,omitzero"`
 	Identity tokens.Identity `json:"identity,omitzero"`
+	Machine  tokens.Machine  `json:"machine,omitzero"`
 
 	Created time.Time `json:"created"`
 	UID     string    `json:"uid"`
@@ -78,6 +79,7 @@ func encodeClaim(c tokens.Claim) ([]byte, error) {
 
 		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second), c.Past.Rejoin, c.Past.Node},
 		Identity: c.Identity,
+		Machine:  c.Machine,
 		Created:  c.Created,
 		UID:      c.UID,
 	})
@@ -115,6 +117,7 @@ func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 
 		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second, Rejoin: w.Past.Rejoin, Node: w.Past.Node},
 		Identity: w.Identity,
+		Machine:  w.Machine,
 		Created:  w.Created,
 		UID:      w.UID,
 	}

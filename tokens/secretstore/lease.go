@@ -49,6 +49,9 @@ const nodeWaitsAnnotation = "node." + annotationPrefix + "waits"
 // identityAnnotation contains the Identity as JSON. It has its own prefix, too.
 const identityAnnotation = "rejoin." + annotationPrefix + "identity"
 
+// machineAnnotation contains the Machine as JSON. It has its own prefix, too.
+const machineAnnotation = "machine." + annotationPrefix + "machine"
+
 // rulesAnnotation contains, as JSON, what the rules of the token's configuration left for renewals. It has its own prefix, too.
 const rulesAnnotation = "rules." + annotationPrefix + "limits"
 
@@ -103,7 +106,7 @@ func DecodeClaim(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	if c.Past, err = readPast(lease.Annotations); err == nil && (label == released) != c.Released() {
 		err = fmt.Errorf("label %s: %q given, but the holder is %q", claimLabel, label, c.TokenID)
 	}
-	err = errors.Join(err, rulesErr, readJSON(lease.Annotations, identityAnnotation, &c.Identity))
+	err = errors.Join(err, rulesErr, readJSON(lease.Annotations, identityAnnotation, &c.Identity), readJSON(lease.Annotations, machineAnnotation, &c.Machine))
 	for _, r := range rules {
 		c.Limits.Rules = append(c.Limits.Rules, tokens.Rule{Name: r.Name, Limits: tokens.Limits{CertificateDuration: time.Duration(r.Seconds) * time.Second, Rejoin: r.Rejoin}})
 	}
@@ -132,10 +135,14 @@ func entries(c tokens.Claim) (labels, annotations map[string]string) {
 		pastDurationAnnotation: "",
 		pastRejoinAnnotation:   c.Past.Rejoin,
 		identityAnnotation:     "",
+		machineAnnotation:      "",
 		rulesAnnotation:        "",
 	}
 	if !c.Identity.IsZero() {
 		annotations[identityAnnotation] = jsonText(c.Identity)
+	}
+	if !c.Machine.IsZero() {
+		annotations[machineAnnotation] = jsonText(c.Machine)
 	}
 	if rules := c.Limits.Kept().Rules; len(rules) > 0 {
 		kept := make([]claimRule, len(rules))

@@ -56,6 +56,13 @@ func sampleClaim() tokens.Claim {
 			Rejoins:  []time.Time{time.Date(2032, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2032, 3, 4, 5, 6, 7, 0, time.UTC)},
 			TokenID:  "abc123",
 		},
+
+		Machine: tokens.Machine{
+			Key: key("c"), By: "alice", Added: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), Expires: time.Date(2033, 1, 2, 3, 4, 5, 0, time.UTC),
+			CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny, Node: tokens.NodeProperties{Labels: "a=b", ReadyAfter: tokens.ReadyAfterLabels},
+			TokenID: "def456", TokenUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0e", Revoked: true,
+			RefusedSince: time.Date(2030, 2, 2, 3, 4, 5, 0, time.UTC), RefusedLast: time.Date(2030, 2, 2, 3, 6, 5, 0, time.UTC),
+		},
 	}
 }
 
@@ -325,6 +332,10 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			"a past with no length": func(c *claim) { c.Past.CertificateDuration = 0 },
 			"no identity":           func(c *claim) { c.Identity = tokens.Identity{} },
 			"an identity alone":     func(c *claim) { *c = released(*c); c.Past = tokens.ReleasedClaim{} },
+			"no machine":            func(c *claim) { c.Machine = tokens.Machine{} },
+			"a machine alone": func(c *claim) {
+				*c = claim{Node: c.Node, Machine: tokens.Machine{Key: "lusab-babad-gutih-tugad", Added: c.Machine.Added}}
+			},
 			"most rejoins": func(c *claim) {
 				c.Identity.Rejoins = slices.Repeat([]time.Time{c.Identity.NotAfter}, tokens.MaxRejoins)
 			},
@@ -341,6 +352,8 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			"a past":      func(c *claim) { c.Past.CertificateDuration = time.Second },
 			"a past node": func(c *claim) { c.Past.Node.Taints = "a" },
 			"an identity": func(c *claim) { c.Identity.Bound.Key = `"` },
+			"a machine":   func(c *claim) { c.Machine.Key = "lusab" },
+			"no key":      func(c *claim) { c.Machine.Key = "" },
 			"a claim":     func(c *claim) { *c = released(*c); c.NodeUID = "u" },
 			"a node name": func(c *claim) { c.Node = "a,b" },
 		},
@@ -390,7 +403,8 @@ func UpdateClaim(ctx context.Context, s tokens.Claims, node string, change func(
 
 // DeleteClaim commits the deletion of a claim.
 func DeleteClaim(ctx context.Context, s tokens.Claims, c tokens.Claim) error {
-	return tokens.Release(ctx, s, c, tokens.ReleasedClaim{})
+	_, err := tokens.CommitClaim(ctx, s, c, tokens.Claim{Node: c.Node, Created: c.Created, UID: c.UID, Version: c.Version})
+	return err
 }
 
 func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
@@ -400,7 +414,7 @@ func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
 
 // released returns what remains of c after a release.
 func released(c tokens.Claim) tokens.Claim {
-	return tokens.Claim{Node: c.Node, Past: c.Past, Identity: c.Identity, Created: c.Created, UID: c.UID, Version: c.Version}
+	return tokens.Claim{Node: c.Node, Past: c.Past, Identity: c.Identity, Machine: c.Machine, Created: c.Created, UID: c.UID, Version: c.Version}
 }
 
 func testUpdateClaimNothing(t *testing.T, s tokens.Claims) {
@@ -443,7 +457,7 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 
 	// Another token takes the name, then releases it without a Past.
 	again := c.Clone()
-	again.TokenID = tokens.Generate().ID()
+	again.TokenID, again.Machine = tokens.Generate().ID(), tokens.Machine{}
 	_, err = CreateClaim(t.Context(), s, again)
 	wantError(t, "Create where a claim was released", err, tokens.ErrConflict)
 	again, err = UpdateClaim(t.Context(), s, c.Node, func(now *tokens.Claim) error {
