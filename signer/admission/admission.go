@@ -41,7 +41,7 @@ const (
 	ReasonNodeNameNotAllowed = "NodeNameNotAllowed"
 	// ReasonNodeNameReserved: only tokens of role control-plane may take the name.
 	ReasonNodeNameReserved = "NodeNameReserved"
-	// ReasonNodeNameClaimed: another token holds the claim on the name.
+	// ReasonNodeNameClaimed: another token holds the claim on the name, or a machine with a key of its own.
 	ReasonNodeNameClaimed = "NodeNameClaimed"
 	// ReasonNodeNameReleased: the node renews, but its claim was released. Only where there are no Nodes
 	// (standalone).

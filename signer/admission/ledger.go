@@ -314,23 +314,36 @@ func (n *Nodes) look(ctx context.Context, record tokens.Record, node string, for
 		return f
 	}
 	// After the claim: a Node that the claim has, and that does not exist now, was deleted.
-	if f.nodeUID, f.err = n.uidOf(ctx, node); f.nodeUID == "" || ref != (tokens.NodeRef{Name: node, UID: f.nodeUID}) || n.Ready == nil {
-		return f
-	}
-	var err error
-	if f.ready, err = n.Ready(ctx, node); err != nil && !errors.Is(err, tokens.ErrNotFound) {
-		f.err = fmt.Errorf("node %s: %w", node, err)
+	if f.nodeUID, f.err = n.uidOf(ctx, node); f.nodeUID != "" && ref == (tokens.NodeRef{Name: node, UID: f.nodeUID}) {
+		f.ready, f.err = n.readyOf(ctx, node)
 	}
 	return f
 }
 
-// live reads the claim of a name live, then its Node.
+// live reads the claim of a name live, then its Node. For the Node of a machine, it also reads whether the Node is Ready.
 func (n *Nodes) live(ctx context.Context, node string) facts {
 	f := n.facts(node)
 	if f.claim, f.err = n.claim(ctx, node, tokens.Live); f.err == nil {
 		f.nodeUID, f.err = n.uidOf(ctx, node)
 	}
+	if f.err == nil && f.nodeUID != "" && !f.claim.Machine.IsZero() {
+		f.ready, f.err = n.readyOf(ctx, node)
+	}
 	return f
+}
+
+// readyOf returns the result of Ready; empty if the Node does not exist.
+func (n *Nodes) readyOf(ctx context.Context, node string) (period string, err error) {
+	if n.Ready != nil {
+		period, err = n.Ready(ctx, node)
+	}
+	if errors.Is(err, tokens.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("node %s: %w", node, err)
+	}
+	return period, nil
 }
 
 // claim reads the claim of a name. Without one, it has only Node.

@@ -85,6 +85,10 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	id, node, key, claim := record.Token.ID(), f.claim.Node, pkcs10.KeyID(r.CSR), f.claim.Clone()
 	own := claim.TokenID == id
 	p.next = claim
+	if !claim.Machine.IsZero() && !mayTake(claim.Machine, record) {
+		p.err = refuseMachine(node)
+		return p
+	}
 	replaces, err := f.replaces(record.Limits.Replaces)
 	if err != nil {
 		p.err = err
@@ -95,7 +99,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	begin := func(past tokens.ReleasedClaim, identity tokens.Identity) tokens.Claim {
 		return tokens.Claim{
 			Node: node, TokenID: id, Limits: record.Limits.Kept(), Keys: []string{key}, ReadyBefore: f.ready,
-			UID: claim.UID, Version: claim.Version, Created: claim.Created, Past: past, Identity: identity,
+			UID: claim.UID, Version: claim.Version, Created: claim.Created, Past: past, Identity: identity, Machine: claim.Machine,
 		}.Clone()
 	}
 	past := claim.PastAfterRelease(f.now, 0)
@@ -113,6 +117,8 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.err = refuseJoined(id, node, replaces)
 	case p.vacates:
 		p.change, p.next = made, begin(past, tokens.Identity{})
+	case !own && !claim.Machine.IsZero(): // the machine starts over with another token
+		p.change, p.next = takenOver, begin(past, claim.Identity)
 	case own && claim.NodeUID != "" && !f.nodes:
 		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; if that machine is gone: kubejoin claim release %s", node, id, node)
 	case !own, claim.NodeUID != "" && !replaces && !claim.HasKey(key): // the Node exists, and existing Nodes are allowed
@@ -154,6 +160,8 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 func planFree(f facts) (p plan) {
 	p.next, p.vacates = f.claim, f.vacates()
 	switch _, err := f.replaces(tokens.NodeRef{}); {
+	case !f.claim.Machine.IsZero():
+		p.err = refuseMachine(f.claim.Node)
 	case err != nil:
 		p.err = err
 	case !p.vacates && !f.claim.Released():

@@ -36,6 +36,10 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		})
 	}
 	missing := tokens.Claim{Node: "w"}
+	machine := func(c tokens.Claim, tokenUID string) tokens.Claim {
+		c.Machine = tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: "abc123", TokenUID: tokenUID}
+		return c
+	}
 	replaced := tokens.Limits{Replaces: tokens.NodeRef{Name: "w", UID: "n"}}
 	for name, test := range map[string]struct {
 		claim    tokens.Claim
@@ -82,6 +86,16 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: facts{nodeUID: "n", ready: "r2"}, limits: replaced, refused: ReasonNodeExists},
 		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), seen: facts{nodeUID: "n"}, limits: replaced, refused: ReasonNodeExists},
 		"its own, replaced, Ready at first": {claim: own(nil), seen: facts{nodeUID: "n", ready: "r1"}, limits: replaced, refused: ReasonNodeExists},
+		"a machine's":                       {claim: machine(missing, ""), refused: ReasonNodeNameClaimed},
+		"a machine's, and its token":        {claim: machine(missing, "u"), want: made},
+		"a machine's, same ID":              {claim: machine(missing, "before"), refused: ReasonNodeNameClaimed},
+		"a machine's, earlier token":        {claim: machine(others(nil), "u"), want: takenOver},
+		"a machine's, own, later token":     {claim: machine(own(nil), "later"), refused: ReasonNodeNameClaimed},
+		"a machine's, Node exists":          {claim: machine(missing, ""), seen: facts{nodeUID: "n"}, limits: replaced, refused: ReasonNodeNameClaimed},
+		"a machine's, Node replaced":        {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "u"), seen: facts{nodeUID: "n"}, limits: replaced, want: takenOver},
+		"a machine's, Node deleted":         {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "u"), want: made},
+		"a machine's, deleted, other token": {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "x"), refused: ReasonNodeNameClaimed},
+		"a machine's, joined, no Nodes":     {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), "u"), alone: true, want: takenOver},
 	} {
 		f := test.seen
 		f.rules, f.claim = rules{nodes: !test.alone, existing: test.existing, now: now}, test.claim.Clone()
@@ -106,7 +120,7 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 			}
 			continue
 		}
-		if d.err != nil || d.change != test.want || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
+		if d.err != nil || d.change != test.want || !after.Machine.Same(test.claim.Machine) || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
 			t.Errorf("%s: got change %q, %v, claim %+v; want %q", name, d.change, d.err, after, test.want)
 		}
 		if identity := test.claim.Identity; d.vacates && !after.Identity.IsZero() || !d.vacates && !after.Identity.Equal(identity) {

@@ -202,7 +202,7 @@ func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next tim
 			end = identityEnd
 		}
 		switch {
-		case !claim.Released():
+		case !claim.Released(), !claim.Machine.IsZero() && claim.Equal(claim.AfterRelease(tokens.ReleasedClaim{})): // only the machine remains
 		case end.After(c.Now()):
 			if next.IsZero() || end.Before(next) {
 				next = end

@@ -1,0 +1,96 @@
+package admission
+
+import (
+	"context"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Reasons of an [*approval.Error] for a machine that has proven its key, and gets no token.
+const (
+	// ReasonNodeIsReady: the Node is Ready, so its machine runs, or another machine proves the same key.
+	ReasonNodeIsReady = "NodeIsReady"
+	// ReasonMachineExpired: the machine was added with an expiration, which is over.
+	ReasonMachineExpired = "MachineExpired"
+	// ReasonMachineRevoked: the node was revoked, and so was the key.
+	ReasonMachineRevoked = "MachineRevoked"
+	// ReasonMachineKeyDiffers: another key with the same words has proven the machine.
+	ReasonMachineKeyDiffers = "MachineKeyDiffers"
+)
+
+// HasMachine returns nil if a key is that of the machine of a node, and an error that wraps [tokens.ErrNotFound] if it is not. It
+// reads the cache, because anyone can make a key.
+func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
+	if n == nil || n.Claims == nil {
+		return tokens.ErrNotFound
+	}
+	c, err := n.claim(ctx, node, tokens.Cached)
+	if err == nil && !c.Machine.HasKey(key) {
+		err = tokens.ErrNotFound
+	}
+	return err
+}
+
+// ProveMachine decides whether a machine that has proven a key gets a token for a node name. It returns the machine and the Node
+// that the token has to replace. With made, the token of this Record becomes the only one that can take the name.
+//
+// The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
+// this key. Any other error may be temporary.
+func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.Record) (m tokens.Machine, replaces tokens.NodeRef, err error) {
+	if n == nil || n.Claims == nil {
+		return m, replaces, tokens.ErrNotFound
+	}
+	n.once.Do(n.start)
+	unknown := false
+	a, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan {
+		if replaces = (tokens.NodeRef{}); f.nodeUID != "" {
+			replaces = tokens.NodeRef{Name: node, UID: f.nodeUID}
+		}
+		unknown = !f.claim.Machine.HasKey(key) && tokens.Words(f.claim.Machine.Key) != tokens.Words(key)
+		if unknown {
+			return plan{next: f.claim}
+		}
+		return planProof(f, key, made)
+	})
+	if err == nil && unknown {
+		err = tokens.ErrNotFound
+	}
+	return a.claim.Machine, replaces, err
+}
+
+// planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as in ProveMachine.
+func planProof(f facts, key string, made tokens.Record) plan {
+	p, node := plan{next: f.claim.Clone()}, f.claim.Node
+	m := &p.next.Machine
+	if m.HasKey(key) {
+		m.Key = key
+	}
+	switch {
+	case m.Key != key:
+		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "another key with the fingerprint %s has proven the machine of node %s; if that was not your machine: kubejoin machine delete %[2]s", tokens.Words(key), node)
+	case m.Revoked:
+		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and its machine's key with it; to let a machine join under this name again: kubejoin machine delete %s", node, node)
+	case m.Expired(f.now):
+		p.err = approval.RefuseFor(ReasonMachineExpired, "the machine of node %s expired at %s; to let it join again, delete it and add it again: kubejoin machine delete %s", node, m.Expires.Format(time.RFC3339), node)
+	case f.ready != "":
+		*m = m.Refused(f.now)
+		p.err = approval.RefuseFor(ReasonNodeIsReady, "Node %s is Ready, so its machine runs; if it has just been reinstalled, this ends within a minute; if another machine has a copy of its key: kubejoin revoke %s", node, node)
+	default:
+		m.RefusedSince, m.RefusedLast = time.Time{}, time.Time{}
+		if made.UID != "" {
+			m.TokenID, m.TokenUID = made.Token.ID(), made.UID
+		}
+	}
+	return p
+}
+
+// mayTake reports whether a token may take a name that a machine holds.
+func mayTake(m tokens.Machine, record tokens.Record) bool {
+	return m.TokenUID != "" && m.TokenUID == record.UID
+}
+
+func refuseMachine(node string) error {
+	return approval.RefuseFor(ReasonNodeNameClaimed, "node name %s belongs to a machine with a key of its own; to give the name to another machine: kubejoin machine delete %s", node, node)
+}

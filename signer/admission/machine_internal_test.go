@@ -1,0 +1,51 @@
+package admission
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+func TestPlanProof(t *testing.T) {
+	key, words := "sha256:"+strings.Repeat("a", 64), tokens.Words("sha256:"+strings.Repeat("a", 64))
+	twin := "sha256:" + strings.Repeat("a", 63) + "b" // another key with the same words
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	made := tokens.Record{Token: tokens.Generate(), UID: "u"}
+	for name, test := range map[string]struct {
+		machine tokens.Machine
+		ready   string
+		refused string
+		want    string // the key afterwards
+		since   time.Time
+	}{
+		"key":             {machine: tokens.Machine{Key: key}, want: key},
+		"words":           {machine: tokens.Machine{Key: words}, want: key},
+		"twin of the key": {machine: tokens.Machine{Key: twin}, refused: ReasonMachineKeyDiffers, want: twin},
+		"revoked":         {machine: tokens.Machine{Key: key, Revoked: true}, refused: ReasonMachineRevoked, want: key},
+		"expired":         {machine: tokens.Machine{Key: key, Expires: now}, refused: ReasonMachineExpired, want: key},
+		"not expired":     {machine: tokens.Machine{Key: key, Expires: now.Add(time.Second)}, want: key},
+		"Node Ready":      {machine: tokens.Machine{Key: words}, ready: "r", refused: ReasonNodeIsReady, want: key, since: now},
+		"Node Ready, still": {
+			machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Hour), RefusedLast: now.Add(-4 * time.Minute)}, ready: "r",
+			refused: ReasonNodeIsReady, want: key, since: now.Add(-time.Hour),
+		},
+		"Node Ready, again": {
+			machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Hour), RefusedLast: now.Add(-6 * time.Minute)}, ready: "r",
+			refused: ReasonNodeIsReady, want: key, since: now,
+		},
+		"Node not Ready any more": {machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Minute), RefusedLast: now}, want: key},
+	} {
+		f := facts{rules: rules{nodes: true, now: now}, claim: tokens.Claim{Node: "w", Machine: test.machine}, ready: test.ready}
+		p := planProof(f, key, made)
+		got, refused := p.next.Machine, approval.Refused(p.err)
+		if (refused == nil) != (test.refused == "") || refused != nil && refused.Reason != test.refused {
+			t.Errorf("%s: got %v, want %q", name, p.err, test.refused)
+		}
+		if got.Key != test.want || !got.RefusedSince.Equal(test.since) || (got.TokenUID == "u") != (test.refused == "") {
+			t.Errorf("%s: got %+v, want key %s and since %s", name, got, test.want, test.since)
+		}
+	}
+}
