@@ -98,6 +98,6 @@ func (h *handler) mayCreate(r *call, lifetime string) operations.Permit {
 		if h.Limits.UserTokens >= 0 {
 			record.Creator = tokens.CreatorOf(r.user.Name)
 		}
-		return h.checkExtraPermissions(r, h.Limits.extraPermissions(*record, lifetime, now))
+		return h.checkExtraPermissions(r, h.Limits.extraPermissions("tokens", *record, lifetime, now))
 	}
 }

@@ -122,13 +122,14 @@ type extraPermission struct {
 	hint   string // explains how to do without the permission; empty if its name says enough
 }
 
-// extraPermissions returns the extra permissions that a new token needs. A token needs none if its expiration and node
+// extraPermissions returns the extra permissions that a new token needs, or with the resource machines, a machine with the limits
+// of r. A token needs none if its expiration and node
 // limit are within the Limits, and it has only the default group, no role and no Node to replace. Its Nodes must get
 // no labels and taints. lifetime is the field of the request that says when it expires.
-func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time) []extraPermission {
+func (l Limits) extraPermissions(of string, r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {
-		all = append(all, extraPermission{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, hint})
+		all = append(all, extraPermission{auth.Access{Verb: "create", Resource: of + "/" + resource, Name: name}, field, hint})
 	}
 	switch nodes, most := r.Limits.NodeLimit(), cmp.Or(l.MaxTokenNodes, DefaultMaxTokenNodes); {
 	case nodes == 0:
@@ -136,7 +137,7 @@ func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time
 	case most >= 0 && nodes > most:
 		add("maxNodes", "unlimited", "", fmt.Sprintf("which a token for %d nodes requires; give the token at most %d nodes (--max-token-nodes)", nodes, most))
 	}
-	all = append(all, l.lifetimePermissions("create", r.Expires, lifetime, now)...)
+	all = append(all, l.lifetimePermissions("create", of, r.Expires, lifetime, now)...)
 	for _, group := range r.Groups {
 		if group != tokens.DefaultGroup {
 			add("groups", "groups", group, "")
@@ -181,19 +182,19 @@ func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
 
 // lifetimePermissions returns the extra permission that a token needs to be created or updated with an expiration, if
 // it needs one. field is the field of the request.
-func (l Limits) lifetimePermissions(verb string, expires time.Time, field string, now time.Time) []extraPermission {
+func (l Limits) lifetimePermissions(verb, of string, expires time.Time, field string, now time.Time) []extraPermission {
 	// operations.Expires rounds up to whole seconds.
 	lifetime, most := expires.Sub(now).Truncate(time.Second), cmp.Or(l.MaxTokenTTL, DefaultMaxTokenTTL)
 	hint := ""
 	switch {
 	case expires.IsZero():
-		hint = "which a token that never expires requires; give the token a lifetime"
+		hint = "which never expiring requires; give a lifetime"
 	case most >= 0 && lifetime > most:
-		hint = fmt.Sprintf("which a lifetime of %s requires; give the token at most %s (--max-token-ttl)", safetext.Duration(lifetime), safetext.Duration(most))
+		hint = fmt.Sprintf("which a lifetime of %s requires; give at most %s (--max-token-ttl)", safetext.Duration(lifetime), safetext.Duration(most))
 	default:
 		return nil
 	}
-	return []extraPermission{{auth.Access{Verb: verb, Resource: "tokens/unlimited"}, field, hint}}
+	return []extraPermission{{auth.Access{Verb: verb, Resource: of + "/unlimited"}, field, hint}}
 }
 
 // lifetimeField returns the field of a request that says when a token expires.

@@ -45,6 +45,12 @@ func (h *handler) routes() []route {
 		{http.MethodPost, "/v1/token/{id:[^-]+}/renew", "renew-token", httplimit.Lifecycle, auth.Access{Verb: "update", Resource: "tokens"}, request(h.renewToken)},
 		{http.MethodGet, "/v1/claim", "list-claims", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "claims"}, request(h.listClaims)},
 		{http.MethodDelete, "/v1/claim/{node}", "release-claim", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "claims"}, request(h.releaseClaim)},
+		{http.MethodPost, "/v1/machine", "add-machines", httplimit.Lifecycle, auth.Access{Verb: "create", Resource: "machines"}, request(h.addMachines)},
+		{http.MethodGet, "/v1/machine", "list-machines", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "machines"}, request(h.listMachines)},
+		{http.MethodGet, "/v1/pending-machine", "list-pending-machines", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "machines"}, request(h.listPendingMachines)},
+		{http.MethodPost, "/v1/machine/print-join-command", "print-machine-join-command", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "machines"}, request(h.printMachineJoin)},
+		{http.MethodGet, "/v1/machine/{node}", "get-machine", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "machines"}, request(h.getMachine)},
+		{http.MethodDelete, "/v1/machine/{node}", "delete-machine", httplimit.Lifecycle, auth.Access{Verb: "delete", Resource: "machines"}, request(h.deleteMachine)},
 		{http.MethodGet, "/v1/issued", "list-issued", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "issued"}, request(h.listIssued)},
 		{http.MethodGet, "/v1/issued/{serial}", "get-issued", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "issued"}, request(h.getIssued)},
 		{http.MethodGet, "/v1/revocation", "list-revocations", httplimit.Lifecycle, auth.Access{Verb: "list", Resource: "revocations"}, request(h.listRevocations)},
@@ -73,6 +79,7 @@ func (h *handler) routes() []route {
 	}
 	if h.Certificates != nil {
 		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
+		all = append(all, route{http.MethodPost, machineJoinPath, "join-machine", httplimit.JoinCommands, auth.Access{}, h.joinMachine})
 		all = append(all, route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey})
 	}
 	if h.Webhooks.TokenReview != nil {

@@ -194,6 +194,7 @@ type handler struct {
 	readiness          readiness
 	documents          documents
 	results            results
+	pending            pendingMachines
 	absentToken        tokens.Record // checked in place of a token that does not exist; see bootstrapUser
 }
 
@@ -215,10 +216,10 @@ type documents struct {
 
 // results count the outcomes of requests.
 type results struct {
-	requests                            *prometheus.CounterVec
-	duration                            *prometheus.HistogramVec
-	joinCommands, certificates, rejoins *prometheus.CounterVec
-	tokenReviews, accessReviews         *prometheus.CounterVec
+	requests                                      *prometheus.CounterVec
+	duration                                      *prometheus.HistogramVec
+	joinCommands, certificates, rejoins, machines *prometheus.CounterVec
+	tokenReviews, accessReviews                   *prometheus.CounterVec
 }
 
 // newResults registers the metrics about requests.
@@ -229,6 +230,7 @@ func newResults(r prometheus.Registerer) results {
 		joinCommands:  metrics.Counter(r, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result"),
 		certificates:  metrics.Counter(r, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result"),
 		rejoins:       metrics.Counter(r, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result"),
+		machines:      metrics.Counter(r, "kubejoin_machine_proofs_total", "Requests of machines that have proven a key to join, by result: granted, unknown (no machine has the key), cloned (the Node has been Ready for two minutes of proofs), failed (an error of kubejoin), or the reason of the refusal.", "result"),
 		tokenReviews:  metrics.Counter(r, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result"),
 		accessReviews: metrics.Counter(r, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result"),
 	}

@@ -66,6 +66,6 @@ func (h *handler) renewToken(r *call, req api.RenewToken) (web.Response, error) 
 		return web.Response{}, err
 	}
 	return shown(h.operations.RenewToken(r.Context(), id, req, func(expires, now time.Time) error {
-		return h.checkExtraPermissions(r, h.Limits.lifetimePermissions("update", expires, lifetimeField(req.Expires), now))
+		return h.checkExtraPermissions(r, h.Limits.lifetimePermissions("update", "tokens", expires, lifetimeField(req.Expires), now))
 	}))
 }

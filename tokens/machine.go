@@ -113,8 +113,8 @@ func (m Machine) check(node string) error {
 	if err := m.Record(node, NodeRef{}, time.Now()).Limits.Check(); err != nil {
 		return &FieldError{"machine", err}
 	}
-	if !isShortWord(m.TokenUID) || m.TokenID != "" && CheckID(m.TokenID) != nil || len(m.By) > maxBy {
-		return fieldErrorf("machine", "want a token ID, a UID of at most %d bytes, and a user of at most %d", maxWord, maxBy)
+	if !isShortWord(m.TokenUID) || m.TokenID != "" && CheckID(m.TokenID) != nil || len(m.By) > MaxMachineBy {
+		return fieldErrorf("machine", "want a token ID, a UID of at most %d bytes, and a user of at most %d", maxWord, MaxMachineBy)
 	}
 	for _, at := range []time.Time{m.Added, m.Expires, m.RefusedSince, m.RefusedLast} {
 		if year := at.UTC().Year(); !at.IsZero() && (year < 1970 || year > 9999 || at.Nanosecond() != 0) {
@@ -124,8 +124,8 @@ func (m Machine) check(node string) error {
 	return nil
 }
 
-// maxBy is the maximum length of [Machine.By], in bytes.
-const maxBy = 256
+// MaxMachineBy is the maximum length of [Machine.By], in bytes.
+const MaxMachineBy = 256
 
 // CheckMachineKey returns an error if a key is neither a key ID nor the words of one.
 func CheckMachineKey(key string) error {

@@ -34,6 +34,8 @@ type Join struct {
 	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
 	// [Format.CheckTaint] contain it.
 	JoiningTaint bool
+	Machine bool
+	Node    string
 	// Expires is when the token expires; zero: never. Warnings are messages for the person who gets the join
 	// command. Only [Join.JSON] writes them.
 	Expires  time.Time

@@ -127,6 +127,17 @@ func (m *Minter) join(kubeconfig []byte, record tokens.Record) (joinformat.Join,
 	return j, nil
 }
 
+// Discovery returns how a machine finds the cluster, without a token. The error is an [Error].
+func (m *Minter) Discovery(ctx context.Context) (joinformat.Join, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	kubeconfig, err := m.ClusterInfo.Config(ctx)
+	if err != nil {
+		return joinformat.Join{}, Failure("cluster-info cannot be read now; retry", err)
+	}
+	return m.join(kubeconfig, tokens.Record{})
+}
+
 // A target is how to join with a kubeconfig, without a token.
 type target struct {
 	kubeconfig []byte

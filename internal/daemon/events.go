@@ -25,7 +25,7 @@ func (to events) onNode(node string, e codes.Event, message string) {
 func (to events) rejoin(node string, refused bool, reason, message string) {
 	e := codes.Events[reason]
 	if refused {
-		e, message = codes.Refused(reason), "A machine with a key of this node may not rejoin: "+message
+		e, message = codes.Refused(reason), "A machine has proven a key of this node and is refused: "+message
 	}
 	to.onNode(node, e, message)
 }

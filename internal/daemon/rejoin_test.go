@@ -18,7 +18,7 @@ func TestRejoinEventIsOnTheNode(t *testing.T) {
 	created.rejoin("worker-1", false, "Rejoined", "it is back")
 	created.rejoin("worker-1", true, "KeyNotCurrent", "it is old")
 	if on.Kind != "Node" || on.Name != "worker-1" || on.UID != "worker-1" || kinds[0] != "Normal Rejoined" || kinds[1] != "Warning KeyNotCurrent" ||
-		messages[0] != "it is back" || !strings.HasSuffix(messages[1], "may not rejoin: it is old") {
+		messages[0] != "it is back" || !strings.HasSuffix(messages[1], "is refused: it is old") {
 		t.Errorf("got Events on %+v: %q %q", on, kinds, messages)
 	}
 }

@@ -33,31 +33,42 @@ func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
 	return err
 }
 
-// ProveMachine decides whether a machine that has proven a key gets a token for a node name. It returns the machine and the Node
-// that the token has to replace. With made, the token of this Record becomes the only one that can take the name.
+// A Proof is the result of [Nodes.ProveMachine].
+type Proof struct {
+	Machine tokens.Machine
+	// Replaces is the Node that has the name, which the token of the machine has to replace.
+	Replaces tokens.NodeRef
+	// Earlier is the ID of the token that the machine got before; empty if it got none.
+	Earlier string
+}
+
+// ProveMachine decides whether a machine that has proven a key gets a token for a node name. With made, the token of this Record
+// becomes the only one that can take the name.
 //
 // The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
 // this key. Any other error may be temporary.
-func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.Record) (m tokens.Machine, replaces tokens.NodeRef, err error) {
+func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.Record) (proof Proof, err error) {
 	if n == nil || n.Claims == nil {
-		return m, replaces, tokens.ErrNotFound
+		return proof, tokens.ErrNotFound
 	}
 	n.once.Do(n.start)
-	unknown := false
+	known := false
 	a, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan {
-		if replaces = (tokens.NodeRef{}); f.nodeUID != "" {
-			replaces = tokens.NodeRef{Name: node, UID: f.nodeUID}
+		m := f.claim.Machine
+		proof = Proof{Earlier: m.TokenID}
+		if f.nodeUID != "" {
+			proof.Replaces = tokens.NodeRef{Name: node, UID: f.nodeUID}
 		}
-		unknown = !f.claim.Machine.HasKey(key) && tokens.Words(f.claim.Machine.Key) != tokens.Words(key)
-		if unknown {
+		if known = m.HasKey(key) || !m.IsZero() && tokens.Words(m.Key) == tokens.Words(key); !known {
 			return plan{next: f.claim}
 		}
 		return planProof(f, key, made)
 	})
-	if err == nil && unknown {
+	if err == nil && !known {
 		err = tokens.ErrNotFound
 	}
-	return a.claim.Machine, replaces, err
+	proof.Machine = a.claim.Machine
+	return proof, err
 }
 
 // planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as in ProveMachine.

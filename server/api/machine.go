@@ -1,0 +1,168 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	kjson "sigs.k8s.io/json"
+)
+
+// Kinds of objects about machines.
+const (
+	KindMachine            = "Machine"
+	KindMachineList        = "MachineList"
+	KindPendingMachineList = "PendingMachineList"
+)
+
+// MaxMachines is the maximum number of machines in an [AddMachines].
+const MaxMachines = 100
+
+// A MachineSpec describes a machine that may join with a key of its own.
+type MachineSpec struct {
+	// Node is the node name.
+	Node string `json:"node"`
+	// Key is the public key in PEM, a public key line of OpenSSH, "sha256:" and the SHA-256 of the SubjectPublicKeyInfo in
+	// hexadecimal digits, or the four words of its fingerprint.
+	Key string `json:"key"`
+	// Replace allows a name that a Node or a token has. The machine gets the name once no Ready Node has it.
+	Replace bool `json:"replace,omitempty"`
+
+	// TTL and Expires limit how long the machine can prove its key, as in TokenSpec. Without them, the machine never expires.
+	TTL     string `json:"ttl,omitempty"`
+	Expires string `json:"expires,omitempty"`
+	// The other fields are as in TokenSpec.
+	CertificateDuration string   `json:"certificateDuration,omitempty"`
+	Role                string   `json:"role,omitempty"`
+	Rejoin              string   `json:"rejoin,omitempty"`
+	NodeLabels          []string `json:"nodeLabels,omitempty"`
+	NodeTaints          []string `json:"nodeTaints,omitempty"`
+	NodeReadyAfter      string   `json:"nodeReadyAfter,omitempty"`
+}
+
+// MachineSpecs is a list in JSON. Unknown fields are errors.
+type MachineSpecs []MachineSpec
+
+// UnmarshalJSON decodes a list. Its errors are InvalidFields.
+func (s *MachineSpecs) UnmarshalJSON(content []byte) error {
+	var items []json.RawMessage
+	if json.Unmarshal(content, &items) != nil {
+		return InvalidField("items", "want a list of machines")
+	}
+	*s = make(MachineSpecs, len(items))
+	var errs []error
+	for i, item := range items {
+		field := ItemField(i, "")
+		strict, err := kjson.UnmarshalStrict(item, &(*s)[i])
+		if err != nil {
+			errs = append(errs, InvalidField(field, "want an object with strings, and lists of strings as labels and taints"))
+		}
+		for _, err := range strict {
+			if e := (kjson.FieldError)(nil); errors.As(err, &e) {
+				errs = append(errs, InvalidField(ItemField(i, e.FieldPath()), "unknown field, or given more than once"))
+			}
+		}
+	}
+	return JoinInvalid(errs...)
+}
+
+// ItemField returns the name of a field of an item in a request. An empty field means the item.
+func ItemField(item int, field string) string {
+	if field != "" {
+		field = "." + field
+	}
+	return fmt.Sprintf("items[%d]%s", item, field)
+}
+
+// AddMachines adds machines. The same request can be repeated.
+type AddMachines struct {
+	// Items are 1 to MaxMachines machines.
+	Items  MachineSpecs `json:"items"`
+	DryRun bool         `json:"dryRun,omitempty"`
+}
+
+// Values of Machine.Result.
+const (
+	MachineAdded     = "added"
+	MachineUnchanged = "unchanged"
+	MachineFailed    = "failed"
+)
+
+// A Machine is a machine that may join with a key of its own.
+type Machine struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+
+	Node string `json:"node"`
+	// Key is "sha256:" and the SHA-256 of the public key. It is empty until the machine has proven its key, if it was added with
+	// words.
+	Key string `json:"key,omitempty"`
+	// Fingerprint has the first 64 bits of Key as four words.
+	Fingerprint string    `json:"fingerprint"`
+	Added       time.Time `json:"added,omitzero"`
+	AddedBy     string    `json:"addedBy,omitempty"`
+	// Expires is zero, and omitted, if the machine never expires.
+	Expires time.Time `json:"expires,omitzero"`
+
+	CertificateDuration string   `json:"certificateDuration,omitempty"`
+	Role                string   `json:"role,omitempty"`
+	Rejoin              string   `json:"rejoin,omitempty"`
+	NodeLabels          []string `json:"nodeLabels,omitempty"`
+	NodeTaints          []string `json:"nodeTaints,omitempty"`
+	NodeReadyAfter      string   `json:"nodeReadyAfter,omitempty"`
+
+	// Token is the ID of the last token that the machine got; empty if it has not proven its key yet.
+	Token string `json:"token,omitempty"`
+	// Revoked reports whether the key is barred.
+	Revoked bool `json:"revoked,omitempty"`
+	// Cloned reports whether machines prove the key of a Node that is Ready.
+	Cloned bool `json:"cloned,omitempty"`
+
+	// Result says what AddMachines did, and Problem why it failed.
+	Result   string   `json:"result,omitempty"`
+	Problem  string   `json:"problem,omitempty"`
+	DryRun   bool     `json:"dryRun,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// A MachineList has all machines or one page of them, sorted by node name, or the results of AddMachines in its order.
+type MachineList struct {
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"`
+	Items      []Machine `json:"items"`
+	// Continue is the ListPage.Continue of the next page; empty on the last page.
+	Continue string `json:"continue,omitempty"`
+}
+
+// DeleteMachine deletes a machine.
+type DeleteMachine struct {
+	DryRun bool `json:"dryRun,omitempty"`
+}
+
+// A PendingMachine is a handshake with a key that no machine has. A stranger can choose each field but From.
+type PendingMachine struct {
+	Node        string    `json:"node"`
+	Fingerprint string    `json:"fingerprint"`
+	Key         string    `json:"key"`
+	From        string    `json:"from"`
+	First       time.Time `json:"first"`
+	Last        time.Time `json:"last"`
+}
+
+// A PendingMachineList has the last such handshakes of one replica, the newest first.
+type PendingMachineList struct {
+	APIVersion string           `json:"apiVersion"`
+	Kind       string           `json:"kind"`
+	Items      []PendingMachine `json:"items"`
+}
+
+// PrintMachineJoin returns a document with which machines join by their keys.
+type PrintMachineJoin struct {
+	// Node is the node name; empty means the host name of each machine.
+	Node string `json:"node,omitempty"`
+	// Endpoint is the HOST:PORT of the kubejoin server at which machines prove their keys; empty means the server of this request.
+	Endpoint string `json:"endpoint,omitempty"`
+	// Format is script, cloud-config or ignition; empty means script.
+	Format string `json:"format,omitempty"`
+}

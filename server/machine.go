@@ -1,0 +1,260 @@
+package server
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// machineJoinPath is where a machine proves its key, and gets what it needs to join.
+const machineJoinPath = "/v1/machine/{node}/join"
+
+// machineKey returns the node name and the key ID of a self-signed client certificate. The TLS handshake has proven the key. The
+// name is only what the machine claims.
+func machineKey(r *http.Request) (node, key string, ok bool) {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) != 1 {
+		return "", "", false
+	}
+	leaf := r.TLS.PeerCertificates[0]
+	node, found := strings.CutPrefix(leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !found || tokens.CheckNodeName(node) != nil || !bytes.Equal(leaf.RawIssuer, leaf.RawSubject) || pkcs10.CheckKey(leaf.PublicKey, leaf.RawSubjectPublicKeyInfo) != nil {
+		return "", "", false
+	}
+	return node, pkcs10.IDOfKey(leaf.RawSubjectPublicKeyInfo), true
+}
+
+// isMachine reports whether a request proves the key of a machine. It reads only caches.
+func (h *handler) isMachine(r *http.Request) bool {
+	node, key, ok := machineKey(r)
+	return ok && h.Certificates.Authority.Nodes.HasMachine(r.Context(), node, key) == nil
+}
+
+// joinMachine serves POST /v1/machine/NODE/join. It returns a JoinConfiguration with a token for one node and 15 minutes, to the
+// machine whose key the TLS handshake has proven.
+func (h *handler) joinMachine(r *call) (web.Response, error) {
+	node, key, ok := machineKey(r.Request)
+	if _, given := r.Header["Authorization"]; given || !ok || node != chi.URLParam(r.Request, "node") {
+		return web.Response{}, unauthenticated(fmt.Errorf("%w: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE of the node in the path", auth.ErrBadCredentials))
+	}
+	r.log(slog.String("node", node), slog.String("key", key))
+	nodes := h.Certificates.Authority.Nodes
+	switch err := nodes.HasMachine(r.Context(), node, key); {
+	case errors.Is(err, tokens.ErrNotFound):
+		return web.Response{}, h.unknownMachine(r, node, key)
+	case err != nil:
+		return web.Response{}, web.NewProblem("store-unavailable", "the machines cannot be read now; retry").Unavailable(err)
+	}
+	user := auth.User{Name: tokens.NodeUserPrefix + node, Groups: []string{tokens.NodesGroup}}
+	if err := charged(r, user.Name, key); err != nil {
+		return web.Response{}, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout+h.signTimeout())
+	defer cancel()
+	proof, err := nodes.ProveMachine(ctx, node, key, tokens.Record{})
+	if errors.Is(err, tokens.ErrNotFound) {
+		return web.Response{}, h.unknownMachine(r, node, key)
+	}
+	var body []byte
+	if err == nil {
+		r.identify(user)
+		body, err = h.machineToken(ctx, r, node, key, proof)
+	}
+	result := "granted"
+	if no := approval.Refused(err); no != nil {
+		p := web.NewProblem("machine-refused", "%s", no.Message)
+		p.Reason = no.Reason
+		err, result = p, no.Reason
+		if cloned := proof.Machine.Cloned(h.Certificates.now()); cloned || no.Reason != admission.ReasonNodeIsReady {
+			if result = no.Reason; cloned {
+				result = "cloned"
+			}
+			if event := h.Certificates.RejoinEvent; event != nil {
+				event(node, true, no.Reason, no.Message)
+			}
+		}
+	} else if err != nil {
+		result = "failed"
+	}
+	h.results.machines.WithLabelValues(result).Inc()
+	if p := (*web.Problem)(nil); err != nil && !errors.As(err, &p) && !errors.As(err, new(*tokens.Refusal)) {
+		err = web.NewProblem("store-unavailable", "the token of the machine cannot be stored now; retry").Unavailable(err)
+	}
+	return web.Response{ContentType: "application/yaml", Body: body}, err
+}
+
+// machineToken creates the token of a machine, and lets it take the name. It returns a JoinConfiguration. The machine has one token
+// at a time: another one would use up the room for signatures in cluster-info.
+func (h *handler) machineToken(ctx context.Context, r *call, node, key string, proof admission.Proof) (body []byte, err error) {
+	controlPlane := proof.Machine.Role == tokens.RoleControlPlane
+	if controlPlane && h.Minting.UploadCertificates == nil {
+		return nil, web.NewProblem("certificates-not-uploaded", "this kubejoin uploads no certificates for control planes; start it on a control plane with --pki-dir")
+	}
+	made, err := h.operations.Minter.Join(ctx, proof.Machine.Record(node, proof.Replaces, h.Certificates.now()), func(ctx context.Context, join *joinformat.Join) (err error) {
+		if controlPlane {
+			if err := h.upload(ctx, r, join); err != nil {
+				return err
+			}
+		}
+		body, err = join.Configuration()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.log(slog.String("token", made.Record.Token.ID()))
+	useless := made.Record.Token.ID()
+	if proof, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, made.Record); err == nil {
+		useless = proof.Earlier
+	}
+	if useless != "" {
+		var gone *mint.Error
+		if _, err := h.operations.Minter.Delete(context.WithoutCancel(ctx), useless, mint.Deletion{}); err != nil && !(errors.As(err, &gone) && gone.Reason == mint.NoToken) {
+			h.log.Warn("cannot delete the earlier token of a machine, which expires soon", "token", useless, "error", safetext.Text(err.Error(), safetext.MaxMessage))
+		}
+	}
+	return body, err
+}
+
+// unknownMachine returns the problem of a key that no machine has, and shows the handshake to those who add machines.
+func (h *handler) unknownMachine(r *call, node, key string) error {
+	h.results.machines.WithLabelValues("unknown").Inc()
+	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
+	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine; if it is yours, run: kubejoin machine add %s --key %s", node, tokens.Words(key)).CausedBy(auth.ErrBadCredentials)
+}
+
+// addMachines adds machines with keys of their own.
+func (h *handler) addMachines(r *call, req api.AddMachines) (web.Response, error) {
+	checked := map[auth.Access]error{} // of many machines, most need the same permissions
+	return shown(h.operations.AddMachines(r.Context(), req, r.user.Name, func(record *tokens.Record, now time.Time) error {
+		all := h.Limits.extraPermissions("machines", *record, "ttl", now)
+		if record.Limits.Role != "" { // the machine gets the certificates of control planes
+			all = append(all, extraPermission{auth.Access{Verb: "create", Resource: "machines/controlplane"}, "role", ""})
+		}
+		for _, needed := range all {
+			err, found := checked[needed.access]
+			if !found {
+				err = h.checkExtraPermission(r, needed)
+				checked[needed.access] = err
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// listMachines returns all machines, or a page of them.
+func (h *handler) listMachines(r *call, req api.ListPage) (web.Response, error) {
+	return shown(h.operations.MachinesPage(r.Context(), req))
+}
+
+// getMachine returns one machine.
+func (h *handler) getMachine(r *call, _ struct{}) (web.Response, error) {
+	return shown(h.operations.GetMachine(r.Context(), chi.URLParam(r.Request, "node")))
+}
+
+// deleteMachine deletes a machine.
+func (h *handler) deleteMachine(r *call, req api.DeleteMachine) (web.Response, error) {
+	node := chi.URLParam(r.Request, "node")
+	r.log(slog.String("node", node))
+	return shown(h.operations.DeleteMachine(r.Context(), node, req))
+}
+
+// listPendingMachines returns the last handshakes with unknown keys.
+func (h *handler) listPendingMachines(*call, struct{}) (web.Response, error) {
+	return web.Object(http.StatusOK, api.PendingMachineList{APIVersion: api.GroupVersion, Kind: api.KindPendingMachineList, Items: h.pending.list(h.Certificates.now())})
+}
+
+// printMachineJoin returns a document with which machines join by their keys. It has no secret.
+func (h *handler) printMachineJoin(r *call, req api.PrintMachineJoin) (web.Response, error) {
+	if req.Endpoint == "" {
+		if req.Endpoint = h.Minting.Advertise; req.Endpoint == "" {
+			req.Endpoint, _ = clusterinfo.Endpoint("https://" + r.Host) // empty with an error
+		}
+	}
+	format, body, err := h.operations.MachineJoin(r.Context(), req)
+	if err != nil {
+		return web.Response{}, err
+	}
+	return web.Response{ContentType: format.ContentType, Body: body}, nil
+}
+
+const (
+	// maxPending is how many handshakes with unknown keys are kept, and pendingAge for how long after the last one.
+	maxPending = 1000
+	pendingAge = time.Hour
+)
+
+// pendingMachines has the last handshakes with unknown keys, one for each key, in memory. A flood hides entries, first those of the
+// addresses that have the most.
+type pendingMachines struct {
+	mu    sync.Mutex
+	byKey map[string]api.PendingMachine
+}
+
+func (p *pendingMachines) add(m api.PendingMachine, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.First, m.Last = now.UTC(), now.UTC()
+	if known, found := p.byKey[m.Key]; found {
+		m.First = known.First
+	} else if len(p.byKey) >= maxPending {
+		p.evict()
+	}
+	if p.byKey == nil {
+		p.byKey = map[string]api.PendingMachine{}
+	}
+	p.byKey[m.Key] = m
+}
+
+// evict removes the oldest entry of the address with the most entries.
+func (p *pendingMachines) evict() {
+	counts, most := map[string]int{}, ""
+	for _, m := range p.byKey {
+		if counts[m.From]++; counts[m.From] > counts[most] {
+			most = m.From
+		}
+	}
+	var oldest api.PendingMachine
+	for _, m := range p.byKey {
+		if counts[m.From] == counts[most] && (oldest.Key == "" || m.Last.Before(oldest.Last)) {
+			oldest = m
+		}
+	}
+	delete(p.byKey, oldest.Key)
+}
+
+// list returns the entries, the newest first.
+func (p *pendingMachines) list(now time.Time) []api.PendingMachine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.byKey, func(_ string, m api.PendingMachine) bool { return now.Sub(m.Last) > pendingAge })
+	all := slices.Collect(maps.Values(p.byKey))
+	slices.SortFunc(all, func(a, b api.PendingMachine) int {
+		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Key, b.Key))
+	})
+	return append([]api.PendingMachine{}, all...)
+}
