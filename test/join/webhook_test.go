@@ -80,6 +80,8 @@ func TestJoinsThroughWebhook(t *testing.T) {
 	m.expire(t)
 	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", "https://"+address)
 
+	joinsWithKey(t, s)
+
 	// kubejoin stores claims beside the tokens.
 	status, claims, err := s.Get(ctx, "/v1/claim", s.Bearer(t))
 	if err != nil || status != http.StatusOK || !strings.Contains(claims, `"worker-v1"`) || !strings.Contains(claims, `"worker-v1beta1"`) || strings.Contains(claims, "second") {
@@ -133,6 +135,7 @@ func TestJoinsWithTokensInEtcd(t *testing.T) {
 		t.Error(err)
 	}
 	second.Stop()
+	joinsWithKey(t, s)
 	for path, want := range map[string]string{
 		"/v1/claim": `"token":"` + token.ID() + `"`,
 		"/v1/issued?node=worker-1&outcome=issued": `"node":"worker-1"`,

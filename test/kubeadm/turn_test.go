@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
 
@@ -27,8 +28,8 @@ type race struct {
 	key   string // the certificate key
 }
 
-// TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, by a script and by a cloud-config, each
-// from one curl. As in a cluster of an older kubeadm, kube-apiserver's client certificates for kubelets have no rights.
+// TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, one with a key of its own, and one by a
+// cloud-config from one curl. As in a cluster of an older kubeadm, kube-apiserver's client certificates for kubelets have no rights.
 // Before these joins, one machine dies while it has the turn, and another after etcd has accepted it. At the end the first
 // control plane is lost, and a worker joins through the others.
 func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
@@ -60,7 +61,7 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	// The etcd of this machine cannot start, because the machine has no etcd image. So it stays a learner.
 	accepted := r.prepare("control-3", "script")
 	ended = r.start(accepted)
-	both := []*Machine{r.prepare("control-4", "script"), r.prepare("control-5", "cloud-config")}
+	both := []*Machine{r.prepare("control-4", "a key of its own"), r.prepare("control-5", "cloud-config")}
 	for _, m := range both {
 		r.must(m.importImages(t.Context(), r.images))
 		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin()))
@@ -126,6 +127,19 @@ const (
 func (r *race) prepare(name, format string) *Machine {
 	r.t.Helper()
 	m := addMachine(r.t, r.Cluster, name)
+	r.must(m.writeFile(r.t.Context(), joinConfig, "nodeRegistration:\n  name: "+name+"\n  ignorePreflightErrors: [all]\n  imagePullPolicy: Never\n"))
+	if format == "a key of its own" {
+		const public = "/run/machine.pub"
+		r.run(m, "umask 077; mkdir -p /var/lib/kubejoin; openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out /var/lib/kubejoin/machine.key")
+		r.must(r.first.writeFile(r.t.Context(), public, r.run(m, "openssl pkey -in /var/lib/kubejoin/machine.key -pubout")))
+		r.run(r.first, harness.Kubejoin()+" machine add "+name+" --key-file "+public+" --role control-plane")
+		script := r.run(r.first, harness.Kubejoin()+" machine print-join-command --endpoint "+net.JoinHostPort(r.first.Address, "9443"))
+		if strings.Contains(script, "certificateKey:") || tokens.Redact(script) != script {
+			r.t.Errorf("the script of %s has a secret", name)
+		}
+		r.must(m.writeFile(r.t.Context(), joinScript, script))
+		return m
+	}
 	document, err := r.requestJoin(r.t.Context(), r.first.Address, "controlPlane=true&format="+format)
 	r.must(err)
 	if format == "cloud-config" {
@@ -137,7 +151,6 @@ func (r *race) prepare(name, format string) *Machine {
 	}
 	r.key = key[1]
 	r.must(m.writeFile(r.t.Context(), joinScript, document[strings.Index(document, "#!/bin/sh"):]))
-	r.must(m.writeFile(r.t.Context(), joinConfig, "nodeRegistration:\n  name: "+name+"\n  ignorePreflightErrors: [all]\n  imagePullPolicy: Never\n"))
 	return m
 }
 

@@ -1,0 +1,230 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// refused proves the key, and wants a refusal with this status and text.
+func refused(t *testing.T, s *harness.Site, m harness.MachineKey, name string, status int, text string) {
+	t.Helper()
+	if got, body := m.Prove(t, s, name); got != status || !strings.Contains(body, text) || tokens.Redact(body) != body {
+		t.Errorf("%s: got %d %s, want %d with %q", name, got, body, status, text)
+	}
+}
+
+// machineFile writes a document with which machines join by their keys, and returns its path. It must have no secret.
+func machineFile(t *testing.T, s *harness.Site, query, format string) string {
+	t.Helper()
+	status, text, err := s.Do(t.Context(), http.MethodPost, "/v1/machine/print-join-command?format="+format+query, s.Bearer(t))
+	if err != nil || status != http.StatusOK || tokens.Redact(text) != text {
+		t.Fatalf("got %d, %v, %s", status, err, text)
+	}
+	file := filepath.Join(t.TempDir(), format)
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
+	return file
+}
+
+// becomesUnready makes the Node of a stopped machine not Ready, as kube-controller-manager does after a while.
+func becomesUnready(t *testing.T, s *harness.Site, name string) {
+	t.Helper()
+	node := must.Value(s.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+	for i, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			node.Status.Conditions[i].Status = corev1.ConditionUnknown
+		}
+	}
+	must.Value(s.Client().CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
+}
+
+// waitReady waits until a Node is Ready.
+func waitReady(t *testing.T, s *harness.Site, name string) *corev1.Node {
+	t.Helper()
+	var node *corev1.Node
+	harness.Wait(t, "Node "+name+" to be Ready", func() (err error) {
+		if node, err = s.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return errors.New("not Ready")
+	})
+	return node
+}
+
+// TestMachineJoinsWithItsKey has real machines whose user data has no secret: one whose key is known, one that a person lets in, one
+// whose disk is wiped. No token can take their names.
+func TestMachineJoinsWithItsKey(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	address := harness.FreeAddress(t)
+	s := harness.PrepareSite(t, cluster.Options{}, "--listen="+address, "--advertise="+address)
+	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/node-properties.yaml"))
+	s.Start(t)
+	known := harness.NewMachineKey(t, s.WorkDir, "known")
+	s.CLI(t, "machine", "add", "known", "--key-file", known.Public, "--certificate-duration=72h", "--node-label=tenant=a")
+	script := machineFile(t, s, "", "script")
+
+	t.Run("known key", func(t *testing.T) {
+		refused(t, s, known, "another", http.StatusUnauthorized, "does not know the key")
+		boot := func() *cluster.Node {
+			return must.Value(s.Boot("known", true, "sh", script, "--key", known.File))(t)
+		}
+		node := boot()
+		waitJoined(t, s, node, true, 72*time.Hour)
+		first := waitReady(t, s, "known")
+		waitProperties(t, s, "known", tokens.NodeProperties{Labels: "tenant=a"})
+		refused(t, s, known, "known", http.StatusForbidden, admission.ReasonNodeIsReady)
+
+		// The disk is wiped, and the key survives. The machine replaces its Node.
+		node.Stop()
+		becomesUnready(t, s, "known")
+		node = boot()
+		waitJoined(t, s, node, true, 72*time.Hour)
+		if again := waitReady(t, s, "known"); again.UID != first.UID {
+			t.Errorf("got Node %s, want %s", again.UID, first.UID)
+		}
+		node.Stop()
+
+		// The Node is deleted. The name is still the machine's.
+		must.OK(t, s.Client().CoreV1().Nodes().Delete(t.Context(), "known", metav1.DeleteOptions{}))
+		s.WaitUnclaimed(t, "known")
+		for _, query := range []string{"?ttl=1h", "?ttl=1h&maxNodes=1&nodeNames=known"} {
+			args, _ := s.JoinArgs(t, query)
+			thief := must.Value(s.StartNode("known", args))(t)
+			harness.Wait(t, "the refusal of a token", func() error {
+				stdout, stderr, _ := s.RunKubejoin(t, "explain", "known")
+				if !strings.Contains(stdout, "kubejoin machine delete known") {
+					return fmt.Errorf("got %s%s", stdout, stderr)
+				}
+				return nil
+			})
+			thief.Stop()
+		}
+		node = boot()
+		waitJoined(t, s, node, true, 72*time.Hour)
+		waitReady(t, s, "known")
+
+		// A revoked machine does not come back, and neither does a deleted one.
+		s.CLI(t, "revoke", "known")
+		node.Stop()
+		refused(t, s, known, "known", http.StatusForbidden, admission.ReasonMachineRevoked)
+		s.RunKubejoin(t, "machine", "delete", "known")
+		harness.Wait(t, "the end of the machine", func() error {
+			if status, body := known.Prove(t, s, "known"); status != http.StatusUnauthorized {
+				return fmt.Errorf("got %d %s", status, body)
+			}
+			return nil
+		})
+	})
+	t.Run("expired", func(t *testing.T) {
+		expired := harness.NewMachineKey(t, s.WorkDir, "expired")
+		s.CLI(t, "machine", "add", "expired", "--key-file", expired.Public, "--ttl=1s")
+		harness.Wait(t, "the expiration", func() error {
+			if status, body := expired.Prove(t, s, "expired"); status != http.StatusForbidden || !strings.Contains(body, admission.ReasonMachineExpired) {
+				return fmt.Errorf("got %d %s", status, body)
+			}
+			return nil
+		})
+	})
+	for format, boot := range map[string]func(t *testing.T, file string) []string{"cloud-config": cloudInit, "ignition": ignite} {
+		t.Run("let in by a person, "+format, func(t *testing.T) {
+			t.Parallel()
+			name := "stranger-" + format
+			node := must.Value(s.Boot(name, true, boot(t, machineFile(t, s, "&node="+name, format))...))(t)
+			words := ""
+			harness.Wait(t, "the fingerprint on the console", func() error {
+				_, after, found := strings.Cut(node.Output(), "kubejoin machine add "+name+" --key ")
+				if words, _, _ = strings.Cut(after, "\n"); !found || !tokens.IsWords(words) {
+					return fmt.Errorf("got %s", node.Output())
+				}
+				return nil
+			})
+			if _, list, err := s.Get(t.Context(), "/v1/pending-machine", s.Bearer(t)); err != nil || !strings.Contains(list, words) {
+				t.Errorf("got %s, %v, want a pending machine with %s", list, err, words)
+			}
+			s.CLI(t, "machine", "add", name, "--key", words)
+			waitJoined(t, s, node, true, 365*24*time.Hour)
+			if list := s.CLI(t, "machine", "get", name, "-o", "json"); !strings.Contains(list, words) || !strings.Contains(list, "sha256:") {
+				t.Errorf("got %s, want the whole key of %s", list, words)
+			}
+		})
+	}
+	t.Run("no kubeadm", func(t *testing.T) {
+		t.Parallel()
+		plain := harness.NewMachineKey(t, s.WorkDir, "plain")
+		s.CLI(t, "machine", "add", "plain", "--key-file", plain.Public)
+		node := must.Value(s.Boot("plain", false, "sh", script, "--key", plain.File))(t)
+		waitJoined(t, s, node, false, 365*24*time.Hour)
+	})
+	t.Run("time is over", func(t *testing.T) {
+		t.Parallel()
+		node := must.Value(s.Boot("late", true, "sh", script, "--timeout", "3"))(t)
+		waitScriptFailed(t, s, node, 4, "does not know the key of this machine")
+	})
+}
+
+// joinsWithKey lets a machine join with a key of its own, where kubejoin has no Leases. After its disk was wiped, it joins again.
+func joinsWithKey(t *testing.T, s *harness.Site) {
+	t.Helper()
+	key := harness.NewMachineKey(t, s.WorkDir, "machine-1")
+	tool(t, "machine", "add", "machine-1", "--key-file="+key.Public, "--curlrc="+s.Curlrc(), "--ttl=1h")
+	script := machineFile(t, s, "", "script")
+	for range 2 {
+		node := must.Value(s.Boot("machine-1", true, "sh", script, "--key", key.File))(t)
+		waitJoined(t, s, node, true, 365*24*time.Hour)
+		waitReady(t, s, "machine-1")
+		refused(t, s, key, "machine-1", http.StatusForbidden, admission.ReasonNodeIsReady)
+		node.Stop()
+		becomesUnready(t, s, "machine-1")
+	}
+	refused(t, s, key, "another", http.StatusUnauthorized, "does not know the key")
+}
+
+// TestCopyOfKeyIsReported has two machines with one key for two minutes.
+func TestCopyOfKeyIsReported(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	address := harness.FreeAddress(t)
+	s := harness.NewSite(t, cluster.Options{}, "--listen="+address, "--advertise="+address)
+	key := harness.NewMachineKey(t, s.WorkDir, "worker-1")
+	s.CLI(t, "machine", "add", "worker-1", "--key-file", key.Public)
+	node := must.Value(s.Boot("worker-1", true, "sh", machineFile(t, s, "", "script"), "--key", key.File))(t)
+	waitJoined(t, s, node, true, 365*24*time.Hour)
+	waitReady(t, s, "worker-1")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	for ctx.Err() == nil {
+		refused(t, s, key, "worker-1", http.StatusForbidden, admission.ReasonNodeIsReady)
+		if strings.Contains(s.CheckSecrets(t), `kubejoin_machine_proofs_total{result="cloned"}`) {
+			break
+		}
+		time.Sleep(5 * time.Second)
+	}
+	s.WaitExplain(t, "worker-1", 0, "kubejoin revoke worker-1")
+	harness.Wait(t, "the Event of the Node", func() error {
+		events := must.Value(s.Client().CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + admission.ReasonNodeIsReady}))(t)
+		if len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, "kubejoin revoke worker-1") {
+			return fmt.Errorf("got %d Events", len(events.Items))
+		}
+		return nil
+	})
+}
