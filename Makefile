@@ -78,7 +78,7 @@ kube: ## build the Kubernetes, containerd and etcdctl binaries for tests and dem
 
 manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -out ../../deploy/manifests
-	cd test/chart && for file in revocation node-properties joining-policy; do \
+	cd test/chart && for file in revocation node-properties joining-policy claims-policy; do \
 	  $(GO) run . -chart ../../deploy/chart/kubejoin -values testdata/options.yaml -only $$file.yaml -out ../../deploy || exit; done
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -static -out ../../deploy
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error

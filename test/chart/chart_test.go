@@ -58,7 +58,7 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 // Catches a file of an option that is older than the chart.
 func TestOptionsAreRenderedFromTheChart(t *testing.T) {
 	want := manifests(both(t, string(read(t, "testdata/options.yaml")), nil))
-	for _, file := range []string{"revocation.yaml", "node-properties.yaml", "joining-policy.yaml"} {
+	for _, file := range []string{"revocation.yaml", "node-properties.yaml", "joining-policy.yaml", "claims-policy.yaml"} {
 		if got := read(t, "../../deploy/"+file); len(got) == 0 || !bytes.Equal(got, want[file]) {
 			t.Errorf("deploy/%s differs from the chart: run make manifests", file)
 		}

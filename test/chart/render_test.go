@@ -259,6 +259,8 @@ func TestKinds(t *testing.T) {
 		{"", "Service kubejoin", "ClusterRole kubejoin:node-properties"},
 		{"nodeProperties: true", "ClusterRoleBinding kubejoin:node-properties", "ValidatingAdmissionPolicy kubejoin-joining"},
 		{"nodeProperties: true", "ValidatingAdmissionPolicyBinding kubejoin-node-properties", "ValidatingAdmissionPolicyBinding kubejoin-joining"},
+		{"", "Service kubejoin", "ValidatingAdmissionPolicy kubejoin-claims"},
+		{"claimsPolicy: {enabled: true}", "ValidatingAdmissionPolicyBinding kubejoin-claims", "ValidatingAdmissionPolicy kubejoin-joining"},
 	} {
 		all := rendered(t, c.values)
 		if all[c.want] == nil || all[c.not] != nil {
