@@ -259,6 +259,9 @@ func (f requestField) decode(value json.RawMessage) error {
 	if string(value) == "null" {
 		return api.InvalidField(f.name, "is null; leave it out for the default")
 	}
+	if t := f.value.Type(); t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct {
+		return f.decodeList(value)
+	}
 	err := json.Unmarshal(value, f.value.Addr().Interface())
 	var kind *json.UnmarshalTypeError
 	if !errors.As(err, &kind) {
@@ -280,6 +283,21 @@ func (f requestField) decode(value json.RawMessage) error {
 		}
 	}
 	return api.InvalidField(f.name, "%s given, want %s", given, want)
+}
+
+// decodeList sets a list of objects from JSON. Unknown and repeated fields are errors.
+func (f requestField) decodeList(value json.RawMessage) error {
+	strict, err := kjson.UnmarshalStrict(value, f.value.Addr().Interface())
+	if err != nil {
+		return api.InvalidField(f.name, "want a list of objects, whose fields have the types of the reference")
+	}
+	var errs []error
+	for _, err := range strict {
+		if field := (kjson.FieldError)(nil); errors.As(err, &field) {
+			errs = append(errs, api.InvalidField(f.name+field.FieldPath(), "unknown, or given more than once"))
+		}
+	}
+	return api.JoinInvalid(errs...)
 }
 
 // set sets the field from a query parameter. A list may be a repeated parameter, or separated by commas.

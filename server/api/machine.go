@@ -1,12 +1,8 @@
 package api
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
-
-	kjson "sigs.k8s.io/json"
 )
 
 // Kinds of objects about machines.
@@ -41,32 +37,6 @@ type MachineSpec struct {
 	NodeReadyAfter      string   `json:"nodeReadyAfter,omitempty"`
 }
 
-// MachineSpecs is a list in JSON. Unknown fields are errors.
-type MachineSpecs []MachineSpec
-
-// UnmarshalJSON decodes a list. Its errors are InvalidFields.
-func (s *MachineSpecs) UnmarshalJSON(content []byte) error {
-	var items []json.RawMessage
-	if json.Unmarshal(content, &items) != nil {
-		return InvalidField("items", "want a list of machines")
-	}
-	*s = make(MachineSpecs, len(items))
-	var errs []error
-	for i, item := range items {
-		field := ItemField(i, "")
-		strict, err := kjson.UnmarshalStrict(item, &(*s)[i])
-		if err != nil {
-			errs = append(errs, InvalidField(field, "want an object with strings, and lists of strings as labels and taints"))
-		}
-		for _, err := range strict {
-			if e := (kjson.FieldError)(nil); errors.As(err, &e) {
-				errs = append(errs, InvalidField(ItemField(i, e.FieldPath()), "unknown field, or given more than once"))
-			}
-		}
-	}
-	return JoinInvalid(errs...)
-}
-
 // ItemField returns the name of a field of an item in a request. An empty field means the item.
 func ItemField(item int, field string) string {
 	if field != "" {
@@ -78,8 +48,8 @@ func ItemField(item int, field string) string {
 // AddMachines adds machines. The same request can be repeated.
 type AddMachines struct {
 	// Items are 1 to MaxMachines machines.
-	Items  MachineSpecs `json:"items"`
-	DryRun bool         `json:"dryRun,omitempty"`
+	Items  []MachineSpec `json:"items"`
+	DryRun bool          `json:"dryRun,omitempty"`
 }
 
 // Values of Machine.Result.
