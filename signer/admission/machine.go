@@ -97,9 +97,9 @@ func planProof(f facts, key string, made tokens.Record) plan {
 	return p
 }
 
-// mayTake reports whether a token may take a name that a machine holds.
+// mayTake reports whether a token may take a name that a machine holds. A revoked machine may have a token that it has not used.
 func mayTake(m tokens.Machine, record tokens.Record) bool {
-	return m.TokenUID != "" && m.TokenUID == record.UID
+	return m.TokenUID != "" && m.TokenUID == record.UID && !m.Revoked
 }
 
 func refuseMachine(node string) error {

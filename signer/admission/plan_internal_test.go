@@ -40,6 +40,7 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		c.Machine = tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: "abc123", TokenUID: tokenUID}
 		return c
 	}
+	revoked := func(c tokens.Claim) tokens.Claim { c.Machine.Revoked = true; return c }
 	replaced := tokens.Limits{Replaces: tokens.NodeRef{Name: "w", UID: "n"}}
 	for name, test := range map[string]struct {
 		claim    tokens.Claim
@@ -88,6 +89,7 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		"its own, replaced, Ready at first": {claim: own(nil), seen: facts{nodeUID: "n", ready: "r1"}, limits: replaced, refused: ReasonNodeExists},
 		"a machine's":                       {claim: machine(missing, ""), refused: ReasonNodeNameClaimed},
 		"a machine's, and its token":        {claim: machine(missing, "u"), want: made},
+		"a revoked machine's":               {claim: revoked(machine(missing, "u")), refused: ReasonNodeNameClaimed},
 		"a machine's, same ID":              {claim: machine(missing, "before"), refused: ReasonNodeNameClaimed},
 		"a machine's, earlier token":        {claim: machine(others(nil), "u"), want: takenOver},
 		"a machine's, own, later token":     {claim: machine(own(nil), "later"), refused: ReasonNodeNameClaimed},

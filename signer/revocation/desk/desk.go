@@ -171,6 +171,9 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	}
 	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only determine when the revocation ends
 	result, err := d.revoke(ctx, r, []revocation.Entry{e}, nil, known, unknown)
+	if err != nil && len(result.Entries) > 0 { // the entry is stored, and the key of the machine is not barred
+		err = &Incomplete{Err: err}
+	}
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
@@ -186,15 +189,16 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	return result, err
 }
 
-// Undo removes an entry and returns it. With dryRun, it only returns it. The error is a [*tokens.Refusal].
+// Undo removes an entry and returns it. Before, it lets the machine of a node prove its key again. With dryRun, it only returns the
+// entry. The error is a [*tokens.Refusal].
 func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
-	remove := d.Guard.Undo
-	if dryRun {
-		remove = func(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-			return d.Guard.Store.Get(ctx, key, tokens.Live)
+	e, err := d.Guard.Store.Get(ctx, key, tokens.Live)
+	if err == nil && !dryRun {
+		if err := d.bar(ctx, Order{Node: e.Node}, e.Node, false); err != nil {
+			return e, err
 		}
+		e, err = d.Guard.Undo(ctx, key)
 	}
-	e, err := remove(ctx, key)
 	switch {
 	case errors.Is(err, revocation.ErrNotFound):
 		return e, &tokens.Refusal{Reason: NotRevoked, Message: key.String() + " is not revoked"}
@@ -253,6 +257,12 @@ const maxGuesses = 5
 // unknown is why they could not be read.
 func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate, unknown error) (warnings []string) {
 	claim, working, guessed, err := d.admittedBy(ctx, node, issued)
+	if !claim.Machine.IsZero() {
+		warnings = []string{"the key of the machine is barred, too; to free the name for another machine: kubejoin machine delete " + node}
+		if guessed && len(issued) == 0 { // the machine has not joined
+			working = nil
+		}
+	}
 	var guesses []string
 	for _, record := range working {
 		switch id := record.Token.ID(); {
@@ -273,7 +283,8 @@ func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revoc
 
 // admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
 // authenticate. issued has certificates of the node. If nothing names a token, it guesses: working then has up to
-// maxGuesses tokens without a node limit. It reads each token live, because a list may lag behind a deletion.
+// maxGuesses tokens without a node limit. It reads each token live, because a list may lag behind a deletion. It omits the token of
+// the node's machine: that token lets the machine in only until its key is barred.
 func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, guessed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
@@ -308,7 +319,7 @@ func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocati
 		case errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrMalformed):
 		case err != nil:
 			return claim, nil, guessed, err
-		case record.Authentication && !record.Expired(time.Now()) && record.ProblemText() == "":
+		case record.Authentication && !record.Expired(time.Now()) && record.ProblemText() == "" && record.UID != claim.Machine.TokenUID:
 			working = append(working, record)
 		}
 		if guessed && len(working) == maxGuesses {
@@ -390,10 +401,11 @@ func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entr
 	return result, d.store(ctx, r, &result, entries, kept, known)
 }
 
-// store stores entries and adds the stored entries to the result. If an entry cannot be stored, store still
-// stores the other entries.
+// store stores entries, adds the stored entries to the result, and bars the keys of machines. If an entry cannot be stored, store
+// still stores the other entries.
 func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate) (err error) {
 	var errs []error
+	var unbarred error
 	for _, e := range entries {
 		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(result.end, d.RejoinWindow, known)
 		old, found := kept[e.Key()]
@@ -404,6 +416,7 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 				errs = append(errs, fmt.Errorf("revoke %s: %w", e.Key(), err))
 				continue
 			}
+			unbarred = cmp.Or(d.bar(ctx, r, e.Node, true), unbarred)
 		}
 		if e.Until.IsZero() && len(result.Warnings) == 0 {
 			result.Warnings = []string{NoEnd}
@@ -413,7 +426,30 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	if len(errs) > 0 {
 		return listError(errors.Join(errs...))
 	}
-	return nil
+	return unbarred
+}
+
+// bar bars the key of a node's machine, so that the machine gets no token, and cannot use the one that it has. Without revoked, it
+// allows the key again. An order for a token bars only the machine that got this token.
+func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (err error) {
+	for range endAttempts {
+		var c tokens.Claim
+		if err = tokens.ErrNotFound; d.Claims != nil && node != "" {
+			c, err = d.Claims.Get(ctx, node, tokens.Live)
+		}
+		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || c.Machine.Revoked == revoked || r.TokenID != "" && r.TokenID != c.Machine.TokenID) {
+			return nil
+		}
+		if err == nil {
+			after := c.Clone()
+			after.Machine.Revoked = revoked
+			_, err = tokens.CommitClaim(ctx, d.Claims, c, after)
+		}
+		if !errors.Is(err, tokens.ErrConflict) {
+			break
+		}
+	}
+	return refusal(err)
 }
 
 // views is how long after an entry was stored a replica may still deliver a certificate that it has checked against

@@ -1,0 +1,161 @@
+package desk_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+)
+
+// machine lets a node name have a machine that got a token.
+func (s *site) machine(t *testing.T, node string, token tokens.Token) {
+	t.Helper()
+	m := tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: token.ID(), TokenUID: must.Value(s.db.Get(t.Context(), token.ID(), tokens.Live))(t).UID}
+	c, err := s.db.Claims().Get(t.Context(), node, tokens.Live)
+	if errors.Is(err, tokens.ErrNotFound) {
+		c, err = tokens.Claim{Node: node}, nil
+	}
+	must.OK(t, err)
+	after := c.Clone()
+	after.Machine = m
+	must.Value(tokens.CommitClaim(t.Context(), s.db.Claims(), c, after))(t)
+}
+
+// wantBarred fails the test unless the key of a node's machine is barred as wanted.
+func (s *site) wantBarred(t *testing.T, node string, want bool) {
+	t.Helper()
+	if c, err := s.db.Claims().Get(t.Context(), node, tokens.Live); err != nil || c.Machine.IsZero() || c.Machine.Revoked != want {
+		t.Errorf("machine of %s: got %+v, %v, want it barred: %t", node, c.Machine, err, want)
+	}
+}
+
+// Catches a revoked node whose machine gets a new token, and an undo or a dry run that leaves the wrong state.
+func TestRevokeNodeBarsKeyOfMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		key := must.Value(revocation.NodeKey("worker-1"))(t)
+		s.machine(t, "worker-1", s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}}))
+		for _, step := range []struct {
+			dryRun, undo, want bool
+		}{{true, false, false}, {false, false, true}, {false, false, true}, {true, true, true}, {false, true, false}} {
+			var err error
+			if step.undo {
+				_, err = s.Undo(t.Context(), key, step.dryRun)
+			} else {
+				_, err = s.Revoke(t.Context(), desk.Order{Node: "worker-1", DryRun: step.dryRun})
+			}
+			must.OK(t, err)
+			s.wantBarred(t, "worker-1", step.want)
+		}
+		s.Claims = nil
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
+		s.wantBarred(t, "worker-1", false)
+		s.Claims = storetest.Fail(errAway).Claims(s.db.Claims())
+		must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocationtest.Fingerprint(1).String()}))(t) // of no node
+		s.Claims = storetest.Before(func() error {
+			return storetest.DeleteClaim(t.Context(), s.db.Claims(), must.Value(s.db.Claims().Get(t.Context(), "worker-1", tokens.Live))(t))
+		}, "Claims.Update").Claims(s.db.Claims())
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t) // the machine is deleted meanwhile
+	})
+}
+
+// Catches a machine that stays allowed because a call failed or its claim changed. A revocation that stops between its entry and the
+// key, and an undo that stops between the key and the entry, can be repeated.
+func TestRevokeOfMachineIsRepeated(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault  storetest.Faulty
+		failed bool
+	}{
+		"no claims":     {storetest.Fail(errAway, "Claims.Get"), true},
+		"no write":      {storetest.Fail(errAway, "Claims.Update"), true},
+		"lost response": {storetest.After(func() error { return errAway }, "Claims.Update"), true},
+		"conflicts":     {storetest.Fail(tokens.ErrConflict, "Claims.Update"), true},
+		"changes":       {nil, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			key := must.Value(revocation.NodeKey("worker-1"))(t)
+			token := s.token(t, tokens.Limits{MaxNodes: 1})
+			cert := s.join(t, token, "worker-1")
+			s.machine(t, "worker-1", token)
+			works, faulty, changed := s.Claims, test.fault, false
+			if !test.failed {
+				faulty = storetest.Before(func() (err error) {
+					if !changed {
+						changed = true
+						_, err = storetest.UpdateClaim(t.Context(), works, "worker-1", func(c *tokens.Claim) error { c.NodeUID = "u"; return nil })
+					}
+					return err
+				}, "Claims.Update")
+			}
+			s.Claims = faulty.Claims(works)
+			_, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"})
+			if errors.As(err, new(*desk.Incomplete)) != test.failed || (err != nil) != test.failed || test.failed && !strings.Contains(err.Error(), "the key of the machine; revoke again") {
+				t.Errorf("%s: got %v, want it incomplete: %t", name, err, test.failed)
+			}
+			s.wantRevoked(t, cert, true)
+			s.Claims = works
+			must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
+			s.wantBarred(t, "worker-1", true)
+
+			changed, s.Claims = false, faulty.Claims(works)
+			if _, err := s.Undo(t.Context(), key, false); (err != nil) != test.failed || err != nil && !errors.As(err, new(*tokens.Refusal)) {
+				t.Errorf("%s: undo: got %v, want it refused: %t", name, err, test.failed)
+			}
+			s.Claims = works
+			if _, err := s.Undo(t.Context(), key, false); (err == nil) != test.failed {
+				t.Errorf("%s: repeated undo: got %v, want it undone once", name, err)
+			}
+			s.wantBarred(t, "worker-1", false)
+			s.wantRevoked(t, cert, false)
+		})
+	}
+}
+
+// Catches a machine that gets another token in place of a revoked one, and a machine barred because of another token.
+func TestRevokeTokenBarsItsMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		rack, own := s.token(t, tokens.Limits{MaxNodes: 5}), s.token(t, tokens.Limits{MaxNodes: 5})
+		s.join(t, rack, "worker-1")
+		s.join(t, own, "worker-2")
+		s.machine(t, "worker-1", own)
+		s.machine(t, "worker-2", own)
+		must.Value(s.Revoke(t.Context(), desk.Order{TokenID: rack.ID()}))(t)
+		s.wantBarred(t, "worker-1", false)
+		must.Value(s.Revoke(t.Context(), desk.Order{TokenID: own.ID()}))(t)
+		s.wantBarred(t, "worker-2", true)
+	})
+}
+
+// Catches a warning about the token of a barred machine, which lets no machine in, and a refused release because of it.
+func TestRevokedMachineHasNoWorkingToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.token(t, tokens.Limits{}) // may have admitted a node of which nothing is known
+		barred := "the key of the machine is barred, too; to free the name for another machine: kubejoin machine delete "
+		for node, join := range map[string]bool{"worker-1": true, "worker-2": false} {
+			token := s.token(t, tokens.Limits{MaxNodes: 1})
+			if join {
+				s.join(t, token, node)
+			}
+			s.machine(t, node, token)
+			for _, dryRun := range []bool{true, false} {
+				result, err := s.Revoke(t.Context(), desk.Order{Node: node, DryRun: dryRun})
+				if err != nil || strings.Join(result.Warnings, "|") != barred+node {
+					t.Errorf("%s: got warnings %q, %v, want only that of the key", node, result.Warnings, err)
+				}
+			}
+			if err := s.CheckRelease(t.Context(), node); err != nil {
+				t.Errorf("release of %s: got %v, want it allowed", node, err)
+			}
+		}
+	})
+}
