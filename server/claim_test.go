@@ -75,6 +75,42 @@ func TestClaimsAreListedAndReleased(t *testing.T) {
 	}
 }
 
+// Catches a name that its machine holds and that no list shows, and a release that seems to free such a name.
+func TestMachineHoldsName(t *testing.T) {
+	s, r := claimed(t)
+	m := tokens.Machine{Key: "lusab-babad-gutih-tugad"}
+	must.Value(storetest.UpdateClaim(t.Context(), s.Claims, "worker-1", func(c *tokens.Claim) error { c.Machine = m; return nil }))(t)
+	must.Value(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "worker-3", Machine: m}))(t)
+	s.start(t)
+	wantList := func(want ...string) {
+		t.Helper()
+		list, _, _ := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
+		held := []string{}
+		for _, c := range list.Items {
+			held = append(held, c.Node+" "+c.Token+" "+c.Machine)
+		}
+		if !slices.Equal(held, want) {
+			t.Errorf("got %q, want %q", held, want)
+		}
+	}
+	id := r.Token.ID()
+	wantList("worker-1 "+id+" "+m.Key, "worker-2 "+id+" ", "worker-3  "+m.Key)
+	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
+	if got.status != 200 || !slices.Contains(c.Warnings, "node name worker-1 still belongs to its machine; to free it: kubejoin machine delete worker-1") {
+		t.Errorf("release: %d %s", got.status, got.body)
+	}
+	wantList("worker-1  "+m.Key, "worker-2 "+id+" ", "worker-3  "+m.Key)
+	for _, node := range []string{"worker-1", "worker-3"} {
+		if got := s.do(t, "DELETE", "/v1/claim/"+node, adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "it belongs to a machine with a key of its own; to free it: kubejoin machine delete "+node) {
+			t.Errorf("release of %s: %d %s", node, got.status, got.body)
+		}
+	}
+	must.Value(s.store.Update(t.Context(), id, func(r *tokens.Record) error { r.Nodes = append(r.Nodes, "worker-3"); return nil }))(t)
+	if c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-3", ""); got.status != 200 || len(c.Warnings) != 2 || !strings.Contains(c.Warnings[1], "machine delete worker-3") {
+		t.Errorf("release of a counted name: %d %s", got.status, got.body)
+	}
+}
+
 func TestClaimPathsNeedClaims(t *testing.T) {
 	s := newSite(t)
 	s.start(t)

@@ -39,7 +39,7 @@ const changeAttempts = 20
 // for the person who releases it. With dryRun, it changes nothing.
 //
 // If Release fails, it can be called again. If there is no claim, it frees the slot on each token that counts the name, and
-// returns a Claim that has only Node and TokenID. If the claim changes meanwhile, for example because kubejoin admits a
+// returns a Claim that has only Node, TokenID and Machine. If the claim changes meanwhile, for example because kubejoin admits a
 // machine with another key, Release starts over.
 //
 // A node that joined with a token without limits holds no name, but it may have an Identity, with which it can rejoin.
@@ -65,7 +65,7 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 		}
 		switch {
 		case none && first.UID == "":
-			claim, warnings, err = r.freeSlots(ctx, node, dryRun)
+			claim, warnings, err = r.freeSlots(ctx, node, claim.Machine, dryRun)
 		case dryRun:
 			return claim, nil, nil
 		case none: // somebody else has released it
@@ -92,8 +92,8 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 	return c.PastAfterRelease(time.Now(), longest)
 }
 
-// freeSlots frees the slot on each token that counts the name of a node without a claim.
-func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (released Claim, all []string, err error) {
+// freeSlots frees the slot on each token that counts the name of a node without a claim. The name may have a machine.
+func (r Releaser) freeSlots(ctx context.Context, node string, machine Machine, dryRun bool) (released Claim, all []string, err error) {
 	records, err := r.Tokens.List(ctx)
 	if err != nil {
 		return Claim{}, nil, err
@@ -113,7 +113,10 @@ func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (rele
 			}
 			all = append(all, warnings...)
 		}
-		released = Claim{Node: node, TokenID: id}
+		released = Claim{Node: node, TokenID: id, Machine: machine}
+	}
+	if released.TokenID == "" && !machine.IsZero() {
+		return Claim{}, nil, &releaseError{"no token holds node name " + node + ", but it belongs to a machine with a key of its own; to free it: kubejoin machine delete " + node, ErrNotFound}
 	}
 	if released.TokenID == "" {
 		return Claim{}, nil, &releaseError{"there is no claim on node name " + node, ErrNotFound}

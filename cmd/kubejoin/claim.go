@@ -17,7 +17,8 @@ func claimCommand() *cobra.Command {
 		Short: "List the node names that tokens hold, and release them",
 		Long: `List the node names that tokens hold, and release them. When a node joins with a limited
 token, the token claims the node name, and no other token can use it. kubejoin removes a
-claim when its Node is deleted, or when its token is gone and no Node was registered.`,
+claim when its Node is deleted, or when its token is gone and no Node was registered. A
+machine with a key of its own keeps its name: see 'kubejoin machine --help'.`,
 	}, claimListCommand(), claimReleaseCommand())
 }
 
@@ -26,7 +27,7 @@ func claimListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List the node names that limited tokens hold",
-		Long:    `List the node names that limited tokens hold.` + remoteHelp,
+		Long:    `List the node names that limited tokens, or machines with keys of their own, hold.` + remoteHelp,
 		Example: `  kubejoin claim list`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
@@ -47,8 +48,8 @@ func claimListCommand() *cobra.Command {
 func (o *output) claims(cmd *cobra.Command, claims api.ClaimList) error {
 	now := time.Now()
 	return list(o, cmd.OutOrStdout(), claims, claims.Items, func(c api.Claim) string { return c.Node },
-		[]string{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS", "REVOKED"}, func(c api.Claim) []string {
-			return []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), yesNo(c.NodeUID != ""), strconv.Itoa(len(c.Rejoins)), yesNo(c.Revoked)}
+		[]string{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS", "REVOKED", "MACHINE"}, func(c api.Claim) []string {
+			return []string{c.Node, orNone(c.Token), age(c.Created, now), strconv.Itoa(c.Keys), yesNo(c.NodeUID != ""), strconv.Itoa(len(c.Rejoins)), yesNo(c.Revoked), yesNo(c.Machine != "")}
 		})
 }
 

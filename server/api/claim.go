@@ -2,14 +2,14 @@ package api
 
 import "time"
 
-// A Claim is a node name that a limited token holds.
+// A Claim is a node name that a limited token, or a machine with a key of its own, holds.
 type Claim struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
 	Node string `json:"node"`
-	// Token is the ID of the token. It is empty if the node joined with a token without limits and its identity was
-	// released.
+	// Token is the ID of the token. It is empty if only a machine holds the name, or if the node joined with a token without
+	// limits and its identity was released.
 	Token   string    `json:"token"`
 	Created time.Time `json:"created,omitzero"`
 	// Keys is the number of keys that have a certificate under this name.
@@ -19,6 +19,9 @@ type Claim struct {
 	NodeUID string `json:"nodeUID,omitempty"`
 	// Rejoins are the times when the node rejoined, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
+
+	// Machine is the key of the machine that holds the name, or its words until it has proven the key; empty if none does.
+	Machine string `json:"machine,omitempty"`
 
 	// Revoked reports whether the node is revoked. It may have a valid certificate that kubejoin has issued after
 	// the revocation.

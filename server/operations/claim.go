@@ -19,6 +19,6 @@ func Claims(claims []tokens.Claim, revoked map[string]bool) api.ClaimList {
 func Claim(c tokens.Claim) api.Claim {
 	return api.Claim{
 		APIVersion: api.GroupVersion, Kind: api.KindClaim,
-		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID, Rejoins: c.Identity.Rejoins,
+		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID, Rejoins: c.Identity.Rejoins, Machine: c.Machine.Key,
 	}
 }

@@ -139,7 +139,7 @@ func (o *Operations) view(ctx context.Context, warnings []string) (View, []strin
 	return v, warnings
 }
 
-// ClaimsPage returns a page of the claims of node names, without released ones.
+// ClaimsPage returns a page of the claims of node names that a token or a machine holds.
 func (o *Operations) ClaimsPage(ctx context.Context, page api.ListPage) (api.ClaimList, error) {
 	if o.Claims == nil {
 		return api.ClaimList{}, errNoClaims
@@ -148,7 +148,7 @@ func (o *Operations) ClaimsPage(ctx context.Context, page api.ListPage) (api.Cla
 	if err != nil {
 		return api.ClaimList{}, mint.StoreError(err)
 	}
-	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
+	claims = slices.DeleteFunc(claims, func(c tokens.Claim) bool { return c.Released() && c.Machine.IsZero() })
 	claims, next, err := Page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, page)
 	if err != nil {
 		return api.ClaimList{}, err
@@ -179,6 +179,9 @@ func (o *Operations) ReleaseClaim(ctx context.Context, node string, req api.Rele
 	claim, warnings, err := tokens.Releaser{Tokens: o.Minter.Tokens, Claims: o.Claims, MaxRemainingLifetime: o.MaxRemainingLifetime}.Release(ctx, node, req.DryRun)
 	released := Claim(claim)
 	released.DryRun, released.Warnings = req.DryRun, warnings
+	if err == nil && released.Machine != "" {
+		released.Warnings = append(released.Warnings, "node name "+node+" still belongs to its machine; to free it: kubejoin machine delete "+node)
+	}
 	switch _, invalid := err.(*tokens.FieldError); {
 	case err == nil || invalid:
 		return released, Refused(err)
