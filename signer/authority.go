@@ -438,7 +438,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	done.requester = requester
+	done.requester, done.evidence = requester, m.admitted.Evidence()
 	// If the node is revoked, the entry now allows this certificate.
 	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, done.cert)); err != nil {
 		return issued{}, err

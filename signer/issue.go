@@ -68,6 +68,8 @@ type issued struct {
 	ca    *x509.Certificate // the CA that signed it
 	// requester has the proven credentials and, in a rejoin, the credential of the last certificate.
 	requester revocation.Subject
+	// evidence is that of the admission, in addition to what a rule found.
+	evidence []string
 }
 
 // issue makes the certificate of a request that the profile allows. A zero lifetime leaves the lifetime to the

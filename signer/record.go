@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -51,7 +52,7 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	e.Outcome = issuance.Issued
 	e.Serial, e.NotBefore, e.NotAfter = done.cert.SerialNumber.Text(16), done.cert.NotBefore, done.cert.NotAfter
 	e.Certificate, e.Fingerprint = string(done.chain[:done.own]), revocation.FingerprintOf(done.cert).String()
-	e.CA = pkcs10.IDOfKey(done.ca.RawSubjectPublicKeyInfo)
+	e.CA, e.Evidence = pkcs10.IDOfKey(done.ca.RawSubjectPublicKeyInfo), slices.Concat(e.Evidence, done.evidence)
 	if err := a.append(ctx, e); err != nil {
 		return err
 	}

@@ -102,6 +102,16 @@ func mayTake(m tokens.Machine, record tokens.Record) bool {
 	return m.TokenUID != "" && m.TokenUID == record.UID && !m.Revoked
 }
 
+// Evidence returns who vouched for the requester, if it is a machine that got its token for a key of its own. No other token could
+// have claimed the name of this machine.
+func (a *Admitted) Evidence() []string {
+	m := a.claim.Machine
+	if a.TokenID == "" || m.IsZero() {
+		return nil
+	}
+	return []string{"machine key " + m.Key + " added by " + m.By}
+}
+
 func refuseMachine(node string) error {
 	return approval.RefuseFor(ReasonNodeNameClaimed, "node name %s belongs to a machine with a key of its own; to give the name to another machine: kubejoin machine delete %s", node, node)
 }
