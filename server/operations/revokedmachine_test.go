@@ -15,7 +15,7 @@ import (
 // Catches a machine whose key was barred, and that is added again before somebody has deleted it.
 func TestAddsNoRevokedMachine(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims()}
-	req := api.AddMachines{Items: api.MachineSpecs{{Node: "worker-1", Key: "lusab-babad-gutih-tugad"}}}
+	req := api.AddMachines{Items: []api.MachineSpec{{Node: "worker-1", Key: "lusab-babad-gutih-tugad"}}}
 	add := func() (api.MachineList, error) {
 		return o.AddMachines(t.Context(), req, "ada", operations.Everything)
 	}
