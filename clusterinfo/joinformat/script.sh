@@ -177,6 +177,7 @@ is_control_plane() {
 {{TURN}}
 {{TAINT}}
 with_kubeadm() {
+    [ -z "$control_plane" ] || take_turn "$@"
     cat >"$tmp/join.yaml" <<'EOF'
 {{CONFIGURATION}}EOF
     # kubeadm retries for 2 minutes if etcd has another new member, for example of a join without a turn. This comes before
@@ -189,7 +190,6 @@ with_kubeadm() {
     elif [ -n "$add_config" ]; then
         cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
     fi
-    [ -z "$control_plane" ] || take_turn "$@"
     again=
     is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
     code=0

@@ -161,6 +161,7 @@ is_control_plane() {
 }
 
 with_kubeadm() {
+    [ -z "$control_plane" ] || take_turn "$@"
     cat >"$tmp/join.yaml" <<'EOF'
 apiVersion: kubeadm.k8s.io/v1beta4
 discovery:
@@ -179,7 +180,6 @@ EOF
     elif [ -n "$add_config" ]; then
         cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
     fi
-    [ -z "$control_plane" ] || take_turn "$@"
     again=
     is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
     code=0
