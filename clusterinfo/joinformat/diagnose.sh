@@ -262,7 +262,7 @@ check_server() {
     query version /version || :
     if reach api "$host" && tls api "$host"; then
         check_token
-    else
+    elif [ -n "$token" ]; then
         check_signature
     fi
 }
@@ -279,6 +279,13 @@ check_signature() {
 
 # check_token reports the token by the response of the API server, and what only a valid token can read.
 check_token() {
+    if [ -z "$token" ]; then
+        for check in token signature node requests; do
+            report unknown "$check" 'the machine gets its token when it joins' "on the cluster, run: kubejoin explain $node"
+        done
+        check_version
+        return
+    fi
     id=${token%%.*}
     create='on the cluster, run: kubejoin token create --print-join-command --format script'
     case $http:$signed in

@@ -3,5 +3,6 @@
 // and Ignition documents with that script. It only encodes values; it does not create tokens or discover
 // clusters.
 //
-// Everything that it writes contains the token, and is as secret as the token.
+// Everything that it writes contains the token, and is as secret as the token. Only a script for a [Join.Machine] contains
+// no secret.
 package joinformat

@@ -19,16 +19,17 @@ type Format struct {
 	ContentType string
 	Write       func(Join) ([]byte, error)
 	taint       bool // whether the format can contain Join.JoiningTaint
+	machine     bool // whether the format can be for a Join.Machine
 }
 
 var formats = []Format{
-	{"text", "text/plain; charset=utf-8", Join.Line, false},
-	{"json", "application/json", Join.JSON, false},
-	{"yaml", "application/yaml", Join.Configuration, true},
-	{"kubeconfig", "application/yaml", Join.Kubeconfig, false},
-	{"cloud-config", "text/cloud-config; charset=utf-8", Join.CloudConfig, true},
-	{"ignition", "application/vnd.coreos.ignition+json; version=3.0.0", Join.Ignition, true},
-	{"script", "text/x-shellscript; charset=utf-8", Join.Script, true},
+	{"text", "text/plain; charset=utf-8", Join.Line, false, false},
+	{"json", "application/json", Join.JSON, false, false},
+	{"yaml", "application/yaml", Join.Configuration, true, false},
+	{"kubeconfig", "application/yaml", Join.Kubeconfig, false, false},
+	{"cloud-config", "text/cloud-config; charset=utf-8", Join.CloudConfig, true, true},
+	{"ignition", "application/vnd.coreos.ignition+json; version=3.0.0", Join.Ignition, true, true},
+	{"script", "text/x-shellscript; charset=utf-8", Join.Script, true, true},
 }
 
 // Formats returns the names of all formats.
@@ -62,6 +63,9 @@ func (j Join) Write(format string) ([]byte, error) {
 	if err == nil && j.JoiningTaint {
 		err = f.CheckTaint()
 	}
+	if err == nil && j.Machine {
+		err = f.CheckMachine()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -70,16 +74,26 @@ func (j Join) Write(format string) ([]byte, error) {
 
 // CheckTaint returns an error if the format cannot contain [Join.JoiningTaint].
 func (f Format) CheckTaint() error {
-	if f.taint {
+	return f.check(func(f Format) bool { return f.taint }, "has no place for the taint "+tokens.JoiningTaint)
+}
+
+// CheckMachine returns an error if the format cannot be for a [Join.Machine].
+func (f Format) CheckMachine() error {
+	return f.check(func(f Format) bool { return f.machine }, "needs a token, and cannot be for a machine with a key of its own")
+}
+
+// check returns an error with the problem if the format is not fit.
+func (f Format) check(fit func(Format) bool, problem string) error {
+	if fit(f) {
 		return nil
 	}
 	var names []string
 	for _, f := range formats {
-		if f.taint {
+		if fit(f) {
 			names = append(names, f.Name)
 		}
 	}
-	return fmt.Errorf("format %s has no place for the taint %s, want one of %s", f.Name, tokens.JoiningTaint, strings.Join(names, ", "))
+	return fmt.Errorf("format %s %s, want one of %s", f.Name, problem, strings.Join(names, ", "))
 }
 
 // joinDocument is the JoinCommand of package server/api.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 func TestRefusesUnknownFormatsAndMissingFields(t *testing.T) {
@@ -36,7 +37,6 @@ func TestFormatHasTaintOrRefusesIt(t *testing.T) {
 	j := example(t)
 	j.JoiningTaint = true
 	const inScript = "taint='kubejoin.io/joining:NoSchedule'\n"
-	compressed := regexp.MustCompile(`H4sI[A-Za-z0-9+/=]+`)
 	for name, want := range map[string]string{"yaml": "nodeRegistration:\n  taints:\n  - effect: NoSchedule\n    key: kubejoin.io/joining\n", "script": inScript, "cloud-config": inScript, "ignition": inScript} {
 		content, err := j.Write(name)
 		text := string(content)
@@ -56,6 +56,56 @@ func TestFormatHasTaintOrRefusesIt(t *testing.T) {
 		if content, err := j.Write(name); err == nil || !strings.Contains(err.Error(), "has no place for the taint kubejoin.io/joining, want one of yaml, cloud-config, ignition, script") {
 			t.Errorf("%s: got %s, %v, want an error", name, content, err)
 		}
+	}
+}
+
+// A format that needs a token must fail, and the server alone decides about the token of a machine.
+func TestMachineFormatsAndFields(t *testing.T) {
+	for _, name := range []string{"", "text", "json", "yaml", "kubeconfig"} {
+		if content, err := machineExample(t).Write(name); err == nil || !strings.Contains(err.Error(), "needs a token, and cannot be for a machine with a key of its own, want one of cloud-config, ignition, script") {
+			t.Errorf("%s: got %s, %v, want an error", name, content, err)
+		}
+	}
+	for name, change := range map[string]func(*joinformat.Join){
+		"token":                func(j *joinformat.Join) { j.Token = mustToken(t, "abcdef."+secret) },
+		"only the ID":          func(j *joinformat.Join) { j.Token = must.Value(tokens.OnlyID("abcdef"))(t) },
+		"certificate key":      func(j *joinformat.Join) { j.CertificateKey = mustKey(t) },
+		"taint":                func(j *joinformat.Join) { j.JoiningTaint = true },
+		"no CA":                func(j *joinformat.Join) { j.CAs = nil },
+		"no endpoint":          func(j *joinformat.Join) { j.Endpoint = "" },
+		"quote in endpoint":    func(j *joinformat.Join) { j.Endpoint = "a';reboot;':1" },
+		"quote in turn server": func(j *joinformat.Join) { j.TurnServer = "a';reboot;':1" },
+		"upper case in node":   func(j *joinformat.Join) { j.Node = "Worker-7" },
+		"path in node":         func(j *joinformat.Join) { j.Node = ".." },
+		"line in node":         func(j *joinformat.Join) { j.Node = "a\nreboot" },
+		"quote in rejoining":   func(j *joinformat.Join) { j.RejoinURL = "https://a';reboot;'" },
+	} {
+		for _, format := range []string{"cloud-config", "ignition", "script"} {
+			j := machineExample(t)
+			change(&j)
+			if content, err := j.Write(format); err == nil || strings.Contains(err.Error(), secret) {
+				t.Errorf("%s: %s: got %s, %v, want an error", name, format, content, err)
+			}
+		}
+	}
+	j := machineExample(t)
+	j.Node = "" // the host name
+	must.Value(j.Script())(t)
+}
+
+// User data stays readable for everyone on the machine and in its cloud.
+func TestMachineFormatsHaveNoSecret(t *testing.T) {
+	for _, name := range []string{"script", "cloud-config", "ignition"} {
+		text := string(must.Value(machineExample(t).Write(name))(t))
+		if script := compressed.FindString(text); script != "" {
+			text = gunzip(t, script)
+		}
+		if found := regexp.MustCompile(`[a-z0-9]{6}\.[a-z0-9]{16}|(?m)^#(token|machine)|contains the secret|\{\{`).FindString(text); found != "" || !strings.Contains(text, "\n    token=''\n") || !strings.Contains(text, "named='worker-7'") {
+			t.Errorf("%s: got %q in\n%s", name, found, text)
+		}
+	}
+	if script := string(must.Value(example(t).Script())(t)); strings.Contains(script, "machine.key") || strings.Contains(script, "#token") || strings.Contains(script, "#machine") {
+		t.Errorf("got parts of a machine in a script with a token:\n%s", script)
 	}
 }
 

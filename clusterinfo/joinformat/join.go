@@ -34,8 +34,12 @@ type Join struct {
 	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
 	// [Format.CheckTaint] contain it.
 	JoiningTaint bool
+	// Machine makes a script without a secret. The machine proves itself to Endpoint, which must be a kubejoin server, with
+	// a key of its own, and gets a token there. Only formats that pass [Format.CheckMachine] can do this. Token,
+	// CertificateKey and JoiningTaint must be zero: the server decides about them.
 	Machine bool
-	Node    string
+	// Node is the node name of a Machine. Empty means its host name.
+	Node string
 	// Expires is when the token expires; zero: never. Warnings are messages for the person who gets the join
 	// command. Only [Join.JSON] writes them.
 	Expires  time.Time
@@ -88,6 +92,20 @@ func (j Join) configuration(tainted bool) ([]byte, error) {
 		c["controlPlane"] = object{"certificateKey": j.CertificateKey.Reveal()}
 	}
 	return yaml.Marshal(c)
+}
+
+// checkMachine returns an error if j is no valid Machine. Configuration checks the same fields if j has a token.
+func (j Join) checkMachine() error {
+	if !j.Token.IsZero() || !j.CertificateKey.IsZero() || j.JoiningTaint {
+		return errors.New("machine with a token, a certificate key or a taint given, want none: the server decides about them")
+	}
+	if len(j.CAs) == 0 {
+		return errors.New("no CA given, want at least one")
+	}
+	if err := tokens.CheckNodeName(j.Node); j.Node != "" && err != nil {
+		return err
+	}
+	return clusterinfo.CheckEndpoint(j.Endpoint)
 }
 
 const (

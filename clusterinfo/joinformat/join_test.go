@@ -41,6 +41,14 @@ func example(t *testing.T) joinformat.Join {
 	return joinformat.Join{Endpoint: "join.example.com:9443", Token: mustToken(t, "abcdef."+secret), Server: "https://api.example.com:6443", CAs: cas}
 }
 
+// machineExample returns the Join of the golden files for a machine with a key of its own.
+func machineExample(t *testing.T) joinformat.Join {
+	t.Helper()
+	j := example(t)
+	j.Token, j.Machine, j.Node = tokens.Token{}, true, "worker-7"
+	return j
+}
+
 func mustToken(t *testing.T, s string) tokens.Token {
 	t.Helper()
 	return must.Value(tokens.Parse(s))(t)
@@ -64,11 +72,14 @@ var forms = map[string]func(joinformat.Join) ([]byte, error){
 var compressed = regexp.MustCompile("H4sI[0-9A-Za-z+/=]+")
 
 func TestFormsEqualGoldenFiles(t *testing.T) {
+	documents := map[string][]byte{}
 	for name, form := range forms {
-		got, err := form(example(t))
-		if err != nil {
-			t.Fatal(name, err)
-		}
+		documents[name] = must.Value(form(example(t)))(t)
+	}
+	for name, format := range map[string]string{"machine-script.sh": "script", "machine-cloud-config.yaml": "cloud-config", "machine-ignition.json": "ignition"} {
+		documents[name] = must.Value(machineExample(t).Write(format))(t)
+	}
+	for name, got := range documents {
 		got = compressed.ReplaceAll(got, []byte("SCRIPT")) // other versions of Go may compress it in another way
 		file := filepath.Join("testdata", name)
 		if *update {
@@ -146,7 +157,9 @@ func TestUserDataIsSmall(t *testing.T) {
 	controlPlane.TurnServer = name() + ":65535"
 	tainted := worker
 	tainted.JoiningTaint = true
-	for kind, j := range map[string]joinformat.Join{"worker": worker, "worker with a taint": tainted, "control plane": controlPlane} {
+	machine := worker
+	machine.Token, machine.Machine, machine.Node, machine.TurnServer = tokens.Token{}, true, name(), controlPlane.TurnServer
+	for kind, j := range map[string]joinformat.Join{"worker": worker, "worker with a taint": tainted, "control plane": controlPlane, "machine": machine} {
 		for _, format := range []string{"cloud-config", "ignition"} {
 			if document := must.Value(j.Write(format))(t); len(document) > 12288 {
 				t.Errorf("%s of a %s: got %d bytes, want at most 12,288", format, kind, len(document))

@@ -25,6 +25,9 @@ var turnText string
 //go:embed taint.sh
 var taintText string
 
+//go:embed machine.sh
+var machineText string
+
 // The written script has no comments except in its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
@@ -32,12 +35,18 @@ var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 // Endpoint with curl, and only trusts a server if a CA with one of the pins has issued its certificate. Then it runs
 // kubeadm, or writes files for a kubelet that is installed without kubeadm. With --diagnose it only reports problems.
 // Its option --help has the details. The token is in the text of the script, but in no command line, environment or
-// output. The script is too large for user data: see [Join.CloudConfig].
-func (j Join) Script() ([]byte, error) { return j.script(comments.ReplaceAllString(diagnoseText, "")) }
+// output. The script of a Machine contains no token, and gets one with the key of the machine. The script is too large for
+// user data: see [Join.CloudConfig].
+func (j Join) Script() ([]byte, error) { return j.script(diagnoseText) }
 
 // script returns the script with the functions of --diagnose.
-func (j Join) script(diagnosis string) ([]byte, error) {
-	configuration, err := j.configuration(false) // the script merges the taint with the file of --add-config
+func (j Join) script(diagnosis string) (_ []byte, err error) {
+	var configuration []byte
+	if j.Machine {
+		err = j.checkMachine()
+	} else {
+		configuration, err = j.configuration(false) // the script merges the taint with the file of --add-config
+	}
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
@@ -45,26 +54,34 @@ func (j Join) script(diagnosis string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
-	taint, tainting := "", ""
+	// Lines that begin with a mark are only for scripts with a token, or only for those of a machine.
+	mark, other := "#token ", "#machine "
+	taint, more, server := "", "", cmp.Or(j.TurnServer, j.Endpoint)
+	tainting, turns, machine := "", "", ""
+	if j.Machine {
+		mark, other = other, mark
+		tainting, turns, machine = taintText, turnText, machineText
+	}
 	if j.JoiningTaint {
-		taint, tainting = joiningTaint, comments.ReplaceAllString(taintText, "")
+		taint, tainting = joiningTaint, taintText
 	}
-	more, turns := "", ""
 	if !j.CertificateKey.IsZero() {
-		server := cmp.Or(j.TurnServer, j.Endpoint)
-		if err := clusterinfo.CheckEndpoint(server); err != nil {
-			return nil, fmt.Errorf("script: server of turns: %w", err)
-		}
-		more, turns = "yes", strings.Replace(comments.ReplaceAllString(turnText, ""), "{{QUOTED_TURNS}}", quote(server), 1)
+		more, turns = "yes", turnText
 	}
+	if err := clusterinfo.CheckEndpoint(server); turns != "" && err != nil {
+		return nil, fmt.Errorf("script: server of turns: %w", err)
+	}
+	text := strings.NewReplacer("{{TURN}}\n", turns, "{{TAINT}}\n", tainting, "{{MACHINE}}\n", machine, "{{DIAGNOSE}}\n", diagnosis).Replace(scriptText)
+	text = strings.ReplaceAll(regexp.MustCompile("(?m)^"+other+".*\n").ReplaceAllString(text, ""), mark, "")
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{TURN}}\n", turns, "{{TAINT}}\n", tainting, "{{QUOTED_TAINT}}", quote(taint), "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", diagnosis, "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{REJOIN}}\n", rejoin, "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
-		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
+		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more), "{{QUOTED_TURNS}}", quote(server),
+		"{{QUOTED_NODE}}", quote(j.Node), "{{QUOTED_TAINT}}", quote(taint),
 	)
-	head, code, _ := strings.Cut(scriptText, "\n\n")
+	head, code, _ := strings.Cut(text, "\n\n")
 	return []byte(values.Replace(head + "\n\n" + comments.ReplaceAllString(code, ""))), nil
 }
 

@@ -510,9 +510,10 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 		// Exclude SC2034: depending on the join, a script does not use all variables.
 		j := joinOf(t, s, ca)
 		j.JoiningTaint = true
-		m := newMachine(t, j)
-		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", "--exclude=SC2034", m.script).CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, output)
+		for _, script := range []string{newMachine(t, j).script, "testdata/machine-script.sh"} {
+			if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", "--exclude=SC2034", script).CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, output)
+			}
 		}
 	})
 }

@@ -241,6 +241,18 @@ func TestKilledScriptDoesNotRenewTurn(t *testing.T) {
 	}
 }
 
+// advance makes each read of the machine's clock return a later time.
+func (m *machine) advance(t *testing.T, seconds int) {
+	t.Helper()
+	m.write(t, "time", "0")
+	m.write(t, "bin/cut", fmt.Sprintf(`#!/bin/sh
+case $* in
+*/proc/uptime) echo $(($(cat %[1]s) + %[2]d)) | tee %[1]s.new; mv %[1]s.new %[1]s ;;
+*) exec /usr/bin/cut "$@" ;;
+esac
+`, m.file("time"), seconds))
+}
+
 // If the server of the join command cannot be reached from the machine, kubeadm itself must wait for etcd.
 func TestScriptJoinsIfTurnServerIsOutOfReach(t *testing.T) {
 	t.Parallel()
@@ -251,9 +263,7 @@ func TestScriptJoinsIfTurnServerIsOutOfReach(t *testing.T) {
 	m := newMachine(t, j)
 	m.kubeadm(t, 0)
 	m.hurry(t)
-	// Each read of the machine's clock returns a time 10 s later.
-	m.write(t, "time", "0")
-	m.write(t, "bin/cut", "#!/bin/sh\ncase $* in */proc/uptime) echo $(($(cat "+m.file("time")+") + 10)) | tee "+m.file("time.new")+"; mv "+m.file("time.new")+" "+m.file("time")+" ;; *) exec /usr/bin/cut \"$@\" ;; esac\n")
+	m.advance(t, 10)
 	output, code := m.run(t)
 	if code != 0 || !strings.Contains(output, "127.0.0.1:1 is out of reach") || m.read(t, "args") == "" {
 		t.Errorf("got exit code %d:\n%s", code, output)

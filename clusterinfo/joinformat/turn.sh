@@ -1,3 +1,6 @@
+# detail prints the detail of the problem in the file $1.
+detail() { sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$1" 2>/dev/null | tr -cd ' -~'; }
+
 # request_turn sends the request $1 for the turn to join as a control plane: POST takes or renews it, and DELETE gives it
 # back. The token is in no argument.
 request_turn() {
@@ -36,7 +39,7 @@ take_turn() {
         000) ;;
         409)
             end=$(($(seconds) + timeout)) # kubejoin is there, and others may take any time
-            why=$(sed -n 's/.*"detail":"\([^"]*\)".*/\1/p' "$tmp/turn" | tr -cd ' -~')
+            why=$(detail "$tmp/turn")
             ;;
         401 | 403 | 404)
             say "$turns has no turns of control planes (HTTP $http): joining without one"
@@ -52,6 +55,8 @@ take_turn() {
         fi
         [ "$why" = "$logged" ] || say "waiting for the turn to join: $why"
         logged=$why
+        # The other members may take longer than the token of a machine lasts.
+#machine         [ "$(seconds)" -lt "$((granted + 300))" ] || request_join
         sleep 5
     done
     say 'it is the turn of this machine to join'

@@ -243,11 +243,11 @@ contexts:
 current-context: tls-bootstrap-token-user@kubernetes
 EOF
     place "$tmp/bootstrap" "$bootstrap" 0600
-    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig${taint:+ --register-with-taints=$taint}"
+    say "wrote $bootstrap and $ca_file: now start the kubelet with --bootstrap-kubeconfig=$bootstrap --kubeconfig=$kubeconfig${named:+ --hostname-override=$named}${taint:+ --register-with-taints=$taint}"
 }
 
 find_node() {
-    node=$(uname -n)
+    node=${named:-$(uname -n)}
     cri_socket=
     if [ -n "$add_config" ]; then
         set -- "--node-name=$(sed -n '/^nodeRegistration:/,/^[^ ]/s/^ *name: *//p' "$add_config" | tr -d "\"'")" \
@@ -521,7 +521,7 @@ check_server() {
     query version /version || :
     if reach api "$host" && tls api "$host"; then
         check_token
-    else
+    elif [ -n "$token" ]; then
         check_signature
     fi
 }
@@ -536,6 +536,13 @@ check_signature() {
 }
 
 check_token() {
+    if [ -z "$token" ]; then
+        for check in token signature node requests; do
+            report unknown "$check" 'the machine gets its token when it joins' "on the cluster, run: kubejoin explain $node"
+        done
+        check_version
+        return
+    fi
     id=${token%%.*}
     create='on the cluster, run: kubejoin token create --print-join-command --format script'
     case $http:$signed in
@@ -803,6 +810,7 @@ main() {
     token='abcdef.9876543210fedcba'
     control_plane=''
     taint=''
+    named=''
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
     kubeconfig=${KUBEJOIN_KUBECONFIG:-/etc/kubernetes/kubelet.conf}

@@ -1,0 +1,86 @@
+# prove_machine makes the key of this machine, if there is none, and a certificate for it, with which curl proves the key.
+# It sets words to the fingerprint. ln never replaces a key. The lifted limit of CN, which is 64, is for long node names.
+prove_machine() {
+    case $node in
+    '' | [!a-z0-9]* | *[!a-z0-9.-]*) die 1 'the host name is no name for a node: run: hostnamectl set-hostname NAME' ;;
+    esac
+    if [ ! -e "$key" ]; then
+        dir=$(dirname "$key")
+        (umask 022 && mkdir -p "$(dirname "$dir")") && mkdir -p "$dir" && new=$(mktemp "$key.XXXXXX") &&
+            openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -pkeyopt ec_param_enc:named_curve -out "$new" 2>/dev/null &&
+            { sync "$new" 2>/dev/null || sync; } && ln "$new" "$key" || :
+        rm -f "${new-}"
+    fi
+    case $(ls -ldL "$key") in
+    -???------*) ;;
+    '') die 1 "--key: cannot write $key" ;;
+    *) die 1 "--key: $key is not a file that only its owner can read: if nobody else has read it, run: chmod 600 $key" ;;
+    esac
+    cat >"$tmp/openssl" <<'CONFIG'
+openssl_conf = all
+[all]
+stbl_section = names
+[names]
+CN = max:300
+[req]
+distinguished_name = names
+CONFIG
+    openssl req -new -x509 -key "$key" -keyform PEM -passin pass: -config "$tmp/openssl" -subj "/O=system:nodes/CN=system:node:$node" \
+        -days 1 -out "$tmp/machine.crt" 2>"$tmp/error" && words=$(pin_of "$tmp/machine.crt") ||
+        die 1 "--key: $key is no private key in PEM without a passphrase, or cannot be read: give another file"
+    words=$(awk -v hex="${words#*:}" '
+        function bits(i) { return index("123456789abcdef", substr(hex, i, 1)) }
+        function consonant(n) { return substr("bdfghjklmnprstvz", n + 1, 1) }
+        function vowel(n) { return substr("aiou", n + 1, 1) }
+        BEGIN {
+            for (i = 1; i < 17; i += 4) {
+                b = bits(i + 1)
+                c = bits(i + 2)
+                printf "%s", (i > 1 ? "-" : "") consonant(bits(i)) vowel(int(b / 4)) consonant(b % 4 * 4 + int(c / 4)) vowel(c % 4) consonant(bits(i + 3))
+            }
+        }')
+    say "this machine is $node, the fingerprint of its key is $words"
+}
+
+# request_join writes the JoinConfiguration for this machine to join.yaml, and sets token, control_plane and taint as it
+# says. It waits until kubejoin grants it, but not beyond the time end. It sets granted to the time of the grant.
+request_join() {
+    noted=
+    repeat=0
+    while :; do
+        if fetch "$tmp/join.yaml" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
+            --cert "$tmp/machine.crt" --key "$key" --cacert "$tmp/ca.crt" --capath "$tmp/none"; then
+            token=$(sed -n "s/^ *token: [\"']*\([a-z0-9]\{6\}\.[a-z0-9]\{16\}\)[\"']*\$/\1/p" "$tmp/join.yaml")
+            [ -z "$token" ] || break
+        fi
+        case $curl:$http in
+        0:200) why="$endpoint returns no token" ;;
+        0:401) why="kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words" ;;
+        0:404) why="$endpoint has no machines (HTTP 404)" ;;
+        0:*)
+            why=$(detail "$tmp/join.yaml")
+            why=${why:-$endpoint returns HTTP $http}
+            [ "$http" != 400 ] || die 1 "$endpoint refuses this machine: $why"
+            ;;
+        esac
+        now=$(seconds)
+        left=$((end - now))
+        [ "$left" -gt 0 ] || die 4 "waited $timeout s for a token from $endpoint: $why$clock"
+        if [ "$why" != "$noted" ] || [ "$now" -ge "$repeat" ]; then
+            say "waiting: $why$clock"
+            noted=$why
+            repeat=$((now + 60))
+        fi
+        after=${after:-10}
+        [ "$after" -le "$left" ] || after=$left
+        sleep "$after"
+    done
+    granted=$(seconds)
+    control_plane=$(sed -n 's/^controlPlane:.*/yes/p' "$tmp/join.yaml")
+    taint=
+    if grep -q '^ *key: kubejoin.io/joining$' "$tmp/join.yaml"; then
+        taint=kubejoin.io/joining:NoSchedule
+        sed '/^nodeRegistration:/,$d' "$tmp/join.yaml" >"$tmp/join" && mv "$tmp/join" "$tmp/join.yaml"
+    fi
+    [ -z "$control_plane" ] || [ "$kubeadm" = yes ] || die 1 'a control plane node can only join with kubeadm: install it'
+}
