@@ -99,6 +99,11 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	if !utf8.Valid(body) { // a decoder would replace the invalid bytes
 		return nil, NewProblem("invalid-body", "the body is not valid UTF-8, which JSON requires")
 	}
+	return readObject(body, fields)
+}
+
+// readObject sets fields from a JSON object, and returns the fields that it contained.
+func readObject(body []byte, fields []requestField) (map[string]json.RawMessage, error) {
 	var given map[string]json.RawMessage
 	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)
 	if syntax, at := kjson.SyntaxErrorOffset(err); syntax {
@@ -120,6 +125,35 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 		}
 	}
 	return given, api.JoinInvalid(errs...)
+}
+
+// maxInvalidItems is how many invalid items of a list one error describes.
+const maxInvalidItems = 20
+
+// ReadItems sets list, a pointer to a slice of structs, from a JSON list. It is as strict as [ReadRequest]. Its errors name fields
+// as [api.ItemField] does.
+func ReadItems(content []byte, list any) error {
+	var items []json.RawMessage
+	if json.Unmarshal(content, &items) != nil {
+		return api.InvalidField("items", "%s given, want a list of objects", kindOf(content))
+	}
+	all := reflect.ValueOf(list).Elem()
+	all.Set(reflect.MakeSlice(all.Type(), len(items), len(items)))
+	var errs []error
+	for i, item := range items {
+		_, err := readObject(item, fieldsOf(all.Index(i)))
+		var invalid api.InvalidFields
+		if err != nil && !errors.As(err, &invalid) {
+			invalid = api.InvalidField("", "%s given, want an object", kindOf(item))
+		}
+		for _, e := range invalid {
+			errs = append(errs, api.InvalidFields{{Field: api.ItemField(i, e.Field), Detail: e.Detail}})
+		}
+		if len(errs) >= maxInvalidItems {
+			break
+		}
+	}
+	return api.JoinInvalid(errs...)
 }
 
 // WrongType returns the problem of a body whose Content-Type the operation does not accept. want says which types it accepts.
@@ -260,7 +294,7 @@ func (f requestField) decode(value json.RawMessage) error {
 		return api.InvalidField(f.name, "is null; leave it out for the default")
 	}
 	if t := f.value.Type(); t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct {
-		return f.decodeList(value)
+		return ReadItems(value, f.value.Addr().Interface())
 	}
 	err := json.Unmarshal(value, f.value.Addr().Interface())
 	var kind *json.UnmarshalTypeError
@@ -283,21 +317,6 @@ func (f requestField) decode(value json.RawMessage) error {
 		}
 	}
 	return api.InvalidField(f.name, "%s given, want %s", given, want)
-}
-
-// decodeList sets a list of objects from JSON. Unknown and repeated fields are errors.
-func (f requestField) decodeList(value json.RawMessage) error {
-	strict, err := kjson.UnmarshalStrict(value, f.value.Addr().Interface())
-	if err != nil {
-		return api.InvalidField(f.name, "want a list of objects, whose fields have the types of the reference")
-	}
-	var errs []error
-	for _, err := range strict {
-		if field := (kjson.FieldError)(nil); errors.As(err, &field) {
-			errs = append(errs, api.InvalidField(f.name+field.FieldPath(), "unknown, or given more than once"))
-		}
-	}
-	return api.JoinInvalid(errs...)
 }
 
 // set sets the field from a query parameter. A list may be a repeated parameter, or separated by commas.

@@ -1,7 +1,10 @@
 package api
 
 import (
+	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -43,6 +46,34 @@ func ItemField(item int, field string) string {
 		field = "." + field
 	}
 	return fmt.Sprintf("items[%d]%s", item, field)
+}
+
+// Item returns the number of the item that the problem is about, as in [ItemField], and the problem of its field.
+func (p FieldProblem) Item() (item int, field FieldProblem, ok bool) {
+	number, rest, ok := strings.Cut(strings.TrimPrefix(p.Field, "items["), "]")
+	item, err := strconv.Atoi(number)
+	p.Field = strings.TrimPrefix(rest, ".")
+	return item, p, ok && err == nil
+}
+
+// maxItems is the maximum size of the items of an [AddMachines], in bytes, which is less than the largest body.
+const maxItems = 60 << 10
+
+// SplitMachines splits machines into the items of several [AddMachines] that a server accepts.
+func SplitMachines(all []MachineSpec) (parts [][]MachineSpec) {
+	from, size := 0, 0
+	for to, s := range all {
+		body, _ := json.Marshal(s) // never fails for strings
+		if to-from == MaxMachines || to > from && size+len(body) >= maxItems {
+			parts = append(parts, all[from:to])
+			from, size = to, 0
+		}
+		size += len(body) + 1
+	}
+	if len(all) > 0 {
+		parts = append(parts, all[from:])
+	}
+	return parts
 }
 
 // AddMachines adds machines. The same request can be repeated.

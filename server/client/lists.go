@@ -52,6 +52,18 @@ func (c *Client) ClaimsPage(ctx context.Context, req api.ListPage) (api.ClaimLis
 	return list, err
 }
 
+// ListMachines returns all machines with keys of their own. It fetches them page by page.
+func (c *Client) ListMachines(ctx context.Context) (api.MachineList, error) {
+	all := api.MachineList{Items: []api.Machine{}}
+	err := c.pages(func(p api.ListPage) (string, error) {
+		var list api.MachineList
+		err := c.do(ctx, http.MethodGet, "/v1/machine"+query(p), nil, &list)
+		all.APIVersion, all.Kind, all.Items = list.APIVersion, list.Kind, append(all.Items, list.Items...)
+		return list.Continue, err
+	})
+	return all, err
+}
+
 // ListRevocations returns all revocations. It fetches them page by page.
 func (c *Client) ListRevocations(ctx context.Context) (api.RevocationList, error) {
 	all := api.RevocationList{Items: []api.Revocation{}}

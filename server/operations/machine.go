@@ -29,6 +29,9 @@ func MachineKey(text string) (string, error) {
 	if low := strings.ToLower(text); tokens.CheckMachineKey(low) == nil {
 		return low, nil
 	}
+	if strings.Contains(text, "PRIVATE KEY-----") {
+		return "", errors.New("a private key is given, want the public key: openssl pkey -in FILE -pubout; kubejoin never needs the private key")
+	}
 	var der []byte
 	var key crypto.PublicKey
 	var err error
@@ -104,6 +107,12 @@ func machineOf(ctx context.Context, s api.MachineSpec, by string, now time.Time,
 	return tokens.MachineOf(key, safetext.Text(by, tokens.MaxMachineBy), record, now), err
 }
 
+// CheckMachine returns the key ID of a machine, or its words, and the errors in its fields that show without a cluster.
+func CheckMachine(s api.MachineSpec) (key string, err error) {
+	m, err := machineOf(context.Background(), s, "", time.Now(), Everything, anyReaders)
+	return m.Key, err
+}
+
 // machineWriters is how many machines AddMachines writes at the same time.
 const machineWriters = 16
 
@@ -146,7 +155,7 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 		writing.Go(func() {
 			defer func() { <-slots }()
 			node := req.Items[i].Node
-			c, result, err := o.addMachine(ctx, node, m, req.Items[i].Replace, req.DryRun)
+			c, result, err := o.addMachine(ctx, req.Items[i], m, req.DryRun)
 			if list.Items[i] = Machine(c); err != nil {
 				failures[i], list.Items[i].Node, list.Items[i].Problem = err, node, err.Error()
 			}
@@ -160,22 +169,23 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 }
 
 // addMachine adds one machine, unless it is there.
-func (o *Operations) addMachine(ctx context.Context, node string, m tokens.Machine, replace, dryRun bool) (c tokens.Claim, result string, err error) {
+func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens.Machine, dryRun bool) (c tokens.Claim, result string, err error) {
+	node := s.Node
 	for range changeAttempts {
 		c, err = o.Claims.Get(ctx, node, tokens.Live)
 		if errors.Is(err, tokens.ErrNotFound) {
 			c, err = tokens.Claim{Node: node}, nil
 		}
-		if err == nil && c.Machine.IsZero() && !replace {
+		if err == nil && c.Machine.IsZero() && !s.Replace {
 			err = o.checkUnused(ctx, c)
 		}
 		switch {
 		case err != nil:
 			return c, api.MachineFailed, storeError(node, err)
-		case !c.Machine.IsZero() && c.Machine.Same(m) && !c.Machine.Revoked:
+		case !c.Machine.IsZero() && repeats(s, m, c.Machine):
 			return c, api.MachineUnchanged, nil
 		case !c.Machine.IsZero():
-			return c, api.MachineFailed, &tokens.Refusal{Reason: "machine-exists", Message: "node name " + node + " has a machine with another key or other limits, or it is revoked; to replace it: kubejoin machine delete " + node}
+			return c, api.MachineFailed, &tokens.Refusal{Reason: "machine-exists", Message: "node name " + node + " has a machine with another key or other limits, or it is revoked or expired; to replace it: kubejoin machine delete " + node}
 		}
 		after := c.Clone()
 		if after.Machine = m; dryRun {
@@ -189,6 +199,15 @@ func (o *Operations) addMachine(ctx context.Context, node string, m tokens.Machi
 		return c, api.MachineFailed, storeError(node, err)
 	}
 	return c, api.MachineAdded, nil
+}
+
+// repeats reports whether s, which describes m, asks for the machine known, which works. A TTL counts from when a machine is added.
+func repeats(s api.MachineSpec, m, known tokens.Machine) bool {
+	longer := m.Expires.Sub(m.Added) - known.Expires.Sub(known.Added)
+	if s.Expires == "" && !m.Expires.IsZero() && !known.Expires.IsZero() && longer.Abs() <= time.Second { // Added is rounded
+		m.Expires = known.Expires
+	}
+	return known.Same(m) && !known.Revoked && !known.Expired(m.Added)
 }
 
 // changeAttempts is how often a change of a machine starts over while others change the claim.
@@ -333,24 +352,4 @@ func (o *Operations) MachineJoin(ctx context.Context, req api.PrintMachineJoin) 
 		err = api.InvalidField("format", "%v", err)
 	}
 	return format, body, err
-}
-
-// SplitSpecs splits machines into requests that a server accepts.
-func SplitSpecs(all []api.MachineSpec) (parts [][]api.MachineSpec) {
-	const most = 48 << 10 // bytes, less than the largest body
-	for from, to, size := 0, 0, 0; to <= len(all); to++ {
-		next := 0
-		if to < len(all) {
-			s := all[to] // each byte may need an escape
-			next = 300 + 2*(len(s.Node)+len(s.Key)+len(strings.Join(s.NodeLabels, ","))+len(strings.Join(s.NodeTaints, ",")))
-		}
-		if to == len(all) || to-from == api.MaxMachines || size+next > most && to > from {
-			if to > from {
-				parts = append(parts, all[from:to])
-			}
-			from, size = to, 0
-		}
-		size += next
-	}
-	return parts
 }

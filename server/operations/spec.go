@@ -175,14 +175,17 @@ func Invalid(req any) error {
 	case api.PrintJoinCommand:
 		create.TokenSpec = req.TokenSpec
 	}
-	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, Readers{
-		Node: func(_ context.Context, name string) (tokens.NodeRef, error) {
-			return tokens.NodeRef{Name: name, UID: someNode}, nil
-		},
-		Owner:          GivenOwner,
-		NodeProperties: func(context.Context, string) error { return nil },
-	})
+	_, err := Creation(context.Background(), create, time.Now(), 0, Everything, anyReaders)
 	return err
+}
+
+// anyReaders are the Readers of checks without a cluster. Every Node exists.
+var anyReaders = Readers{
+	Node: func(_ context.Context, name string) (tokens.NodeRef, error) {
+		return tokens.NodeRef{Name: name, UID: someNode}, nil
+	},
+	Owner:          GivenOwner,
+	NodeProperties: func(context.Context, string) error { return nil },
 }
 
 // someNode stands for the UID of a Node that was not read yet.

@@ -28,6 +28,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -46,6 +47,8 @@ type Cluster struct {
 	upload     func(context.Context) (joinformat.Upload, error)
 	// mayListClaims is the check of Records for claims. It sends one request, even if it is called several times.
 	mayListClaims func() error
+	// user returns the name of the kubeconfig's user; empty if the API server does not say.
+	user func() string
 }
 
 // Open returns the Cluster of an API server. It fails if the API server does not respond. Informers run until ctx ends.
@@ -96,6 +99,13 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.mayListClaims = sync.OnceValue(func() error {
 		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 		return storeError(err)
+	})
+	c.user = sync.OnceValue(func() string {
+		review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		if err != nil {
+			return ""
+		}
+		return review.Status.UserInfo.Username
 	})
 	c.withClaims = c.Operations
 	c.withClaims.Claims = claims
@@ -231,20 +241,50 @@ func (c *Cluster) ClusterInfo(ctx context.Context) ([]byte, error) {
 	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
 }
 
+// withClaims calls do with the claims, which need a permission of their own.
+func withClaims[T any](c *Cluster, do func(*operations.Operations) (T, error)) (result T, err error) {
+	if err := c.mayListClaims(); err != nil {
+		return result, err
+	}
+	return do(&c.withClaims)
+}
+
 // ListClaims returns all claims of node names.
 func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
-	if err := c.mayListClaims(); err != nil {
-		return api.ClaimList{}, err
-	}
-	return c.withClaims.ClaimsPage(ctx, api.ListPage{})
+	return withClaims(c, func(o *operations.Operations) (api.ClaimList, error) { return o.ClaimsPage(ctx, api.ListPage{}) })
 }
 
 // ReleaseClaim releases the claim of a node name.
 func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
-	if err := c.mayListClaims(); err != nil {
-		return api.Claim{}, err
-	}
-	return c.withClaims.ReleaseClaim(ctx, node, req)
+	return withClaims(c, func(o *operations.Operations) (api.Claim, error) { return o.ReleaseClaim(ctx, node, req) })
+}
+
+// AddMachines adds machines with keys of their own.
+func (c *Cluster) AddMachines(ctx context.Context, req api.AddMachines) (api.MachineList, error) {
+	return withClaims(c, func(o *operations.Operations) (api.MachineList, error) {
+		return o.AddMachines(ctx, req, c.user(), operations.Everything)
+	})
+}
+
+// ListMachines returns all machines with keys of their own.
+func (c *Cluster) ListMachines(ctx context.Context) (api.MachineList, error) {
+	return withClaims(c, func(o *operations.Operations) (api.MachineList, error) { return o.MachinesPage(ctx, api.ListPage{}) })
+}
+
+// GetMachine returns the machine of a node name.
+func (c *Cluster) GetMachine(ctx context.Context, node string) (api.Machine, error) {
+	return withClaims(c, func(o *operations.Operations) (api.Machine, error) { return o.GetMachine(ctx, node) })
+}
+
+// DeleteMachine deletes the machine of a node name.
+func (c *Cluster) DeleteMachine(ctx context.Context, node string, req api.DeleteMachine) (api.Machine, error) {
+	return withClaims(c, func(o *operations.Operations) (api.Machine, error) { return o.DeleteMachine(ctx, node, req) })
+}
+
+// PrintMachineJoin returns a document with which machines join by their keys at req.Endpoint.
+func (c *Cluster) PrintMachineJoin(ctx context.Context, req api.PrintMachineJoin) ([]byte, error) {
+	_, document, err := c.MachineJoin(ctx, req)
+	return document, err
 }
 
 // Revoke revokes a node, one certificate, or everything that was issued on a token.
