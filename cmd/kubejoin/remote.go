@@ -30,6 +30,11 @@ type backend interface {
 	ClusterInfo(ctx context.Context) ([]byte, error)
 	ListClaims(ctx context.Context) (api.ClaimList, error)
 	ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error)
+	AddMachines(ctx context.Context, req api.AddMachines) (api.MachineList, error)
+	ListMachines(ctx context.Context) (api.MachineList, error)
+	GetMachine(ctx context.Context, node string) (api.Machine, error)
+	DeleteMachine(ctx context.Context, node string, req api.DeleteMachine) (api.Machine, error)
+	PrintMachineJoin(ctx context.Context, req api.PrintMachineJoin) ([]byte, error)
 	Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error)
 	ListRevocations(ctx context.Context) (api.RevocationList, error)
 	UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error)
@@ -82,24 +87,33 @@ var flagNames = map[string]string{
 // explain names flags instead of fields in an error about invalid fields.
 func explain(err error) error {
 	var p *api.Problem
-	var invalid api.InvalidFields
+	invalid := fieldProblems(err)
 	switch {
-	case errors.As(err, &invalid):
-	case errors.As(err, &p) && p.Status == http.StatusBadRequest && len(p.Errors) > 0:
-		invalid = p.Errors
-	case p != nil && p.Status == http.StatusBadRequest && p.Field != "":
+	case len(invalid) > 0:
+	case errors.As(err, &p) && p.Status == http.StatusBadRequest && p.Field != "":
 		return &usageError{err: errors.New(p.Detail)}
 	default:
 		return err
 	}
 	var lines []string
 	for _, e := range invalid {
+		if _, field, ok := e.Item(); ok { // of a request with one item
+			e = field
+		}
 		if e.Field != "" {
 			e.Field = "--" + cmp.Or(flagNames[e.Field], e.Field)
 		}
 		lines = append(lines, e.String())
 	}
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
+}
+
+// fieldProblems returns the invalid fields that an error is about.
+func fieldProblems(err error) (invalid api.InvalidFields) {
+	if p := (*api.Problem)(nil); !errors.As(err, &invalid) && errors.As(err, &p) && p.Status == http.StatusBadRequest {
+		invalid = p.Errors
+	}
+	return invalid
 }
 
 // reasonOf returns the reason of a refusal: the problem type of a server, or the reason of a refusal by the library. For

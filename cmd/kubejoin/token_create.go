@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // tokenCreateOptions are the flags of token create.
@@ -113,14 +114,10 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 	heading(f, "Token flags")
 	f.IntVar(&o.spec.MaxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	listVar(f, &o.spec.NodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
-	durationVar(f, &o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
-	choiceVar(f, &o.spec.Role, "role", "", "role of the nodes: %s, which may use reserved node names (default: they may not)", tokens.RoleControlPlane)
-	choiceVar(f, &o.spec.Rejoin, "rejoin", "", "%s that a node rejoins with an expired certificate, if 'kubejoin serve' has --rejoin-window (default: allow)", tokens.RejoinAllow, tokens.RejoinDeny)
+	certificateFlags(f, &o.duration, &o.spec.Role, &o.spec.Rejoin)
 	f.StringVar(&o.spec.ReplaceNode, "replace-node", "", "name of an existing Node that one machine may replace")
 	heading(f, "Limit flags")
-	listVar(f, &o.spec.NodeLabels, "node-label", nil, "label that kubejoin adds to the Nodes of the token: KEY=VALUE or KEY= (repeatable; default: none)")
-	listVar(f, &o.spec.NodeTaints, "node-taint", nil, "taint that kubejoin adds, as for kubectl: KEY=VALUE:EFFECT or KEY:EFFECT (repeatable; default: none)")
-	choiceVar(f, &o.spec.NodeReadyAfter, "node-ready-after", "", "with --print-join-command: %s: keep pods off new Nodes until they have the labels and taints of the token, or also a serving certificate (default: do not)", tokens.ReadyAfterLabels, tokens.ReadyAfterServingCertificate)
+	propertyFlags(f, &o.spec.NodeLabels, &o.spec.NodeTaints, &o.spec.NodeReadyAfter, "with --print-join-command: ")
 	heading(f, "Node flags")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
 	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+safetext.List(joinformat.Formats(), "or")+"; text is the 'kubeadm join' command; all have the secret of the token")
@@ -138,6 +135,20 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 	complete(cmd, "format", joinformat.Formats()...)
 	complete(cmd, "groups", tokens.DefaultGroup)
 	return cmd
+}
+
+// certificateFlags adds the flags for the certificates of nodes, which tokens and machines have.
+func certificateFlags(f *pflag.FlagSet, duration *time.Duration, role, rejoin *string) {
+	durationVar(f, duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
+	choiceVar(f, role, "role", "", "role of the nodes: %s, which may use reserved node names (default: they may not)", tokens.RoleControlPlane)
+	choiceVar(f, rejoin, "rejoin", "", "%s that a node rejoins with an expired certificate, if 'kubejoin serve' has --rejoin-window (default: allow)", tokens.RejoinAllow, tokens.RejoinDeny)
+}
+
+// propertyFlags adds the flags for the properties of Nodes, which tokens and machines have.
+func propertyFlags(f *pflag.FlagSet, labels, taints *[]string, readyAfter *string, when string) {
+	listVar(f, labels, "node-label", nil, "label that kubejoin adds to the Nodes that join so: KEY=VALUE or KEY= (repeatable; default: none)")
+	listVar(f, taints, "node-taint", nil, "taint that kubejoin adds, as for kubectl: KEY=VALUE:EFFECT or KEY:EFFECT (repeatable; default: none)")
+	choiceVar(f, readyAfter, "node-ready-after", "", when+"%s: keep pods off new Nodes until they have these labels and taints, or also a serving certificate (default: do not)", tokens.ReadyAfterLabels, tokens.ReadyAfterServingCertificate)
 }
 
 // request returns the request for the flags. It generates the token here, not on the server, so that the client knows
