@@ -45,6 +45,7 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 		v.explain()
 		v.shared()
 		v.revoked()
+		v.machine()
 	}
 	v.properties()
 	v.turn()
@@ -194,8 +195,12 @@ func (v *view) offline() {
 		if len(v.Identity.Credentials) == 0 {
 			how = "its token does not allow it to rejoin, so let it join with a new one"
 		}
+		if !v.Machine.IsZero() {
+			how = "start its script again, which proves the key of its machine"
+		}
 		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: %s", v.e.Sentence, ago(end, v.now), how)
-		v.next("", v.ofNode("kubejoin token create --replace-node"))
+		_, command := v.remedy(CertificateExpired)
+		v.next("", command)
 	}
 }
 

@@ -21,6 +21,8 @@ type Facts struct {
 	Claim *tokens.Claim
 	// Identity has the keys that the node can rejoin with; the zero Identity if nothing is known.
 	Identity tokens.Identity
+	// Machine is the machine that holds the name with a key of its own; the zero Machine if there is none.
+	Machine tokens.Machine
 	// Tokens are all tokens.
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.

@@ -24,6 +24,9 @@ func (v *view) noRequest() {
 		v.next(v.remedy(Claimed))
 		return
 	}
+	if v.unproven(nobody) {
+		return
+	}
 	if v.readable(FactClusterInfo) && len(v.ClusterInfo) == 0 {
 		v.say(NoClusterInfo, time.Time{}, "%s, and no machine can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
 			v.responsible("publish it", "bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))

@@ -128,7 +128,11 @@ func (v *view) diagnoseName(r api.RequestEvidence, t tokens.Record) (api.NodeSta
 	if r.User == tokens.NodeUserPrefix+v.Node {
 		return "", ""
 	}
-	if c := v.Claim; v.readable(FactClaim) && c != nil && (c.TokenID != tokens.IDOfUser(r.User) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID) {
+	c, readable := v.Claim, v.readable(FactClaim)
+	switch {
+	case v.belongs(r, t):
+		return NodeNameClaimed, "the name belongs to a machine with a key of its own"
+	case readable && v.Machine.IsZero() && c != nil && (c.TokenID != tokens.IDOfUser(r.User) || t.UID != "" && c.TokenUID != "" && c.TokenUID != t.UID):
 		return NodeNameClaimed, fmt.Sprintf("another token, %s, claimed the name %s", c.TokenID, ago(c.Created, v.now))
 	}
 	if v.readable(FactNode) && v.Object != nil {
@@ -159,6 +163,12 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 	}) {
 		return "", "" // the rule may also limit another token
 	}
+	if !v.Machine.IsZero() { // no other token lets a machine take the name
+		if s != NodeNameClaimed {
+			return "", ""
+		}
+		return "to give the name to another machine", v.ofNode("kubejoin machine delete")
+	}
 	switch s {
 	case TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeNameNotAllowed, NothingKnown:
 		return "create another token with", another
@@ -176,6 +186,8 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 			return "to let the machine come back, create a token with", another
 		}
 		return "to let the machine come back, create a token with", v.ofNode("kubejoin token create --replace-node")
+	case CertificateExpired:
+		return "", v.ofNode("kubejoin token create --replace-node")
 	case NodeExists, NodeReplaced:
 		return "to replace it, create a token with", v.ofNode("kubejoin token create --replace-node")
 	}

@@ -88,7 +88,7 @@ var reasons = []Entry{
 var states = []Entry{
 	{State, string(api.Joined), "", "the Node is Ready", "if it is not your machine, another one has the name: `kubectl get node NODE -o wide`"},
 	{State, string(api.JoinedNotReady), "", "the Node exists, and is not Ready", "`kubectl describe node NODE`"},
-	{State, string(explain.NothingArrived), "", "no request came, and a live token allows the name", "on the machine: `sh join.sh --diagnose`"},
+	{State, string(explain.NothingArrived), "", "no request came, and the name has a live token, or a machine with its own key", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NothingKnown), "", "no request came, and no token is limited to the name", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NoClusterInfo), "", "no request came, and without cluster-info no machine discovers the cluster", "`kubejoin doctor`"},
 	{State, string(explain.TokenUnsigned), "", "cluster-info has no signature by a usable token", "`kubejoin token list -o wide`"},

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
@@ -210,5 +211,15 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 		if got := g.facts.Waits; !strings.Contains(got, test.want) || got == "" != (test.want == "") || g.facts.Joining != test.joining {
 			t.Errorf("%s: waits until %q, joining %t, want %q", name, got, g.facts.Joining, test.want)
 		}
+	}
+}
+
+// Catches an explanation that does not know the machine of a name which no token holds.
+func TestReadsMachineOfReleasedClaim(t *testing.T) {
+	claims := memdb.Open().Claims()
+	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "worker-1", Machine: tokens.Machine{Key: "lusab-babad-gutih-tugad"}}))(t)
+	f, err := Reader{Client: fake.NewClientset(), Tokens: memdb.Open(), Claims: claims, ClusterInfo: noInfo{}}.Facts(t.Context(), "worker-1")
+	if err != nil || f.Claim != nil || f.Machine.IsZero() {
+		t.Errorf("got %+v, %v, want the machine and no claim of a token", f, err)
 	}
 }

@@ -239,7 +239,7 @@ func (g *gathering) claim(ctx context.Context) error {
 		return err
 	}
 	g.set(func(f *explain.Facts) {
-		f.Identity, g.known = c.Identity, c
+		f.Identity, f.Machine, g.known = c.Identity, c.Machine, c
 		if !c.Released() {
 			f.Claim = &c
 		}
