@@ -34,5 +34,6 @@ var checks = []check{
 	{"kubejoin-version", []Fact{factVersionsComparable}, checkKubejoinVersion},
 	{"nodes", []Fact{factNodes}, checkNodes},
 	{"joining", []Fact{factNodes, factClaims, factLease, factRequests}, checkJoining},
+	{"machines", []Fact{factClaims}, checkMachines},
 	{"requests", []Fact{factRequests}, checkRequests},
 }

@@ -669,6 +669,15 @@ var diagnoses = map[string]struct {
 		f.Claims = nil
 	}, []string{"node-joining: until kubejoin patches it (the cluster has no valid claim of its name), and no pods run on it"}},
 	"Node joins": {func(_ *testing.T, f *Facts) { f.join(9*time.Minute, tokens.NodeProperties{}) }, nil},
+	"machines": {func(_ *testing.T, f *Facts) {
+		f.Claims = map[string]tokens.Claim{}
+		refused := tokens.Machine{Key: "k", TokenID: "abcdef", RefusedSince: noon.Add(-3 * time.Minute), RefusedLast: noon.Add(-time.Minute)}
+		barred, joined, late := refused, tokens.Machine{Key: "k", TokenID: "abcdef", Expires: noon}, tokens.Machine{Key: "k", Expires: noon}
+		barred.Revoked = true
+		for node, m := range map[string]tokens.Machine{"a": refused, "b": barred, "c": joined, "d": late, "e": {Key: "k", Expires: noon.Add(time.Second)}} {
+			f.Claims[node] = tokens.Claim{Node: node, Machine: m}
+		}
+	}, []string{"machine-cloned: kubejoin revoke a", "machine-expired: kubejoin machine delete d"}},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
 		for i := range 9 {
 			f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i)}})

@@ -80,7 +80,9 @@ var Findings = map[string]Known{
 	"signer-ca":            {Warning, "the own CA of a signer expires within 90 days, shortens certificates, or clients refuse them", "`curl -k URL/readyz?verbose`"},
 	"kubejoin-not-ready":   {Error, "checks of `/readyz` fail", "`curl -k URL/readyz?verbose`"},
 	// nodes
-	"node-not-ready": {Warning, "a Node has not been Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
-	"node-joining":   {Warning, "a Node has waited for 10 minutes for what its token asks for", "`kubejoin explain NODE`"},
-	"csr-pending":    {Warning, "a request of a kubelet has waited for 30 s", "`kubejoin explain --csr NAME`"},
+	"node-not-ready":  {Warning, "a Node has not been Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
+	"node-joining":    {Warning, "a Node has waited for 10 minutes for what its token asks for", "`kubejoin explain NODE`"},
+	"machine-cloned":  {Error, "machines prove the key of a Node that is Ready: one of them is a copy", "`kubejoin revoke NODE`"},
+	"machine-expired": {Warning, "a machine expired before it proved its key, and keeps its name", "`kubejoin machine delete NODE`"},
+	"csr-pending":     {Warning, "a request of a kubelet has waited for 30 s", "`kubejoin explain --csr NAME`"},
 }

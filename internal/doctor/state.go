@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -149,6 +150,22 @@ func checkJoining(f *Facts) []Finding {
 		}
 		all = append(all, found("node-joining", "kubejoin explain "+safetext.Quote(node.Name), "Node %s waits since %s until %s",
 			node.Name, since.UTC().Format(time.RFC3339), until))
+	}
+	return all
+}
+
+// checkMachines finds machines with keys of their own that are copied, or that expired before they joined.
+func checkMachines(f *Facts) []Finding {
+	var all []Finding
+	for _, node := range slices.Sorted(maps.Keys(f.Claims)) {
+		switch m := f.Claims[node].Machine; {
+		case m.Cloned(f.Time) && !m.Revoked:
+			all = append(all, found("machine-cloned", "kubejoin revoke "+safetext.Quote(node),
+				"machines prove the key of Node %s since %s, although it is Ready: one of them is a copy; the command locks out all that have the key", node, m.RefusedSince.Format(time.RFC3339)))
+		case m.Expired(f.Time) && m.TokenID == "":
+			all = append(all, found("machine-expired", "kubejoin machine delete "+safetext.Quote(node),
+				"the machine of node %s expired at %s and never proved its key, and no other machine can have its name", node, m.Expires.Format(time.RFC3339)))
+		}
 	}
 	return all
 }
