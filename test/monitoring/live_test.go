@@ -35,6 +35,7 @@ var rare = map[string]string{
 	"kubejoin_csr_cleaned_total":                     "kubejoin deletes a denied request after five minutes",
 	"kubejoin_csr_sign_failures_total":               "signing works",
 	"kubejoin_rejoins_total":                         "no node rejoins",
+	"kubejoin_machine_proofs_total":                  "no machine has a key of its own",
 	"kubejoin_authorization_reviews_total":           "kube-apiserver does not ask about nodes",
 	"kubejoin_csr_signed_by_other_total":             "no other signer runs",
 	"kubejoin_csr_shared_node_names_total":           "each node name has one key",
