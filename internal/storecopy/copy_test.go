@@ -51,7 +51,13 @@ func fill(t *testing.T, store tokens.Store, claims tokens.Claims, revocations re
 			Node: fmt.Sprintf("worker-%d", i), TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("a", 64)},
 		}))(t)
 	}
-	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "gone", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{
+		Node: "gone", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)},
+		Machine: tokens.Machine{
+			Key: "sha256:" + strings.Repeat("b", 64), By: "ada", Added: time.Now().Truncate(time.Second), Expires: time.Now().Add(time.Hour).Truncate(time.Second),
+			CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny, Node: tokens.NodeProperties{Labels: "a=b"}, TokenID: "abcdef", TokenUID: "u", Revoked: true,
+		},
+	}))(t)
 	guard := revocation.Guard{Store: revocations}
 	must.Value(guard.Revoke(t.Context(), revocation.Entry{Node: "lost", Reason: "stolen"}))(t)
 	for i := range 50 {
