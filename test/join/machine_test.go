@@ -86,7 +86,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	t.Run("known key", func(t *testing.T) {
 		refused(t, s, known, "another", http.StatusUnauthorized, "does not know the key")
 		boot := func() *cluster.Node {
-			return must.Value(s.Boot("known", true, "sh", script, "--key", known.File))(t)
+			return must.Value(s.Boot("known", true, "sh", script, "--key", known.File, "--", "--node-name", "known"))(t)
 		}
 		node := boot()
 		waitJoined(t, s, node, true, 72*time.Hour)
@@ -172,7 +172,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 		t.Parallel()
 		plain := harness.NewMachineKey(t, s.WorkDir, "plain")
 		s.CLI(t, "machine", "add", "plain", "--key-file", plain.Public)
-		node := must.Value(s.Boot("plain", false, "sh", script, "--key", plain.File))(t)
+		node := must.Value(s.Boot("plain", false, "sh", machineFile(t, s, "&node=plain", "script"), "--key", plain.File))(t)
 		waitJoined(t, s, node, false, 365*24*time.Hour)
 	})
 	t.Run("time is over", func(t *testing.T) {
@@ -187,7 +187,7 @@ func joinsWithKey(t *testing.T, s *harness.Site) {
 	t.Helper()
 	key := harness.NewMachineKey(t, s.WorkDir, "machine-1")
 	tool(t, "machine", "add", "machine-1", "--key-file="+key.Public, "--curlrc="+s.Curlrc(), "--ttl=1h")
-	script := machineFile(t, s, "", "script")
+	script := machineFile(t, s, "&node=machine-1", "script")
 	for range 2 {
 		node := must.Value(s.Boot("machine-1", true, "sh", script, "--key", key.File))(t)
 		waitJoined(t, s, node, true, 365*24*time.Hour)
@@ -207,7 +207,7 @@ func TestCopyOfKeyIsReported(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{}, "--listen="+address, "--advertise="+address)
 	key := harness.NewMachineKey(t, s.WorkDir, "worker-1")
 	s.CLI(t, "machine", "add", "worker-1", "--key-file", key.Public)
-	node := must.Value(s.Boot("worker-1", true, "sh", machineFile(t, s, "", "script"), "--key", key.File))(t)
+	node := must.Value(s.Boot("worker-1", true, "sh", machineFile(t, s, "&node=worker-1", "script"), "--key", key.File))(t)
 	waitJoined(t, s, node, true, 365*24*time.Hour)
 	waitReady(t, s, "worker-1")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
