@@ -84,11 +84,6 @@ func (s *service) ownNames() []string {
 	return servingNames(s.options.Listen, slices.Concat(advertised, s.options.TLS.SANs)...)
 }
 
-// showsCertificates reports whether clients may authenticate by a client certificate.
-func (o *Options) showsCertificates() bool {
-	return o.Cluster == nil || o.Callers.ClientCAFile != "" || o.Webhook.ClientCAFile != "" || o.NodeRules.RejoinWindow > 0
-}
-
 // announce prints the banner as soon as kubejoin is ready. Until then, it logs what kubejoin waits for.
 func (s *service) announce(ctx context.Context, banner func() string) {
 	last := ""
@@ -154,10 +149,8 @@ func (s *service) serve(ctx context.Context, served *site) error {
 			return err
 		}
 	}
-	config := &tls.Config{GetCertificate: served.certificate, MinVersion: s.options.TLS.MinVersion}
-	if s.options.showsCertificates() {
-		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
-	}
+	// Machines prove their keys with certificates. Each handler verifies the certificate that it needs.
+	config := &tls.Config{GetCertificate: served.certificate, MinVersion: s.options.TLS.MinVersion, ClientAuth: tls.RequestClientCert}
 	web, err := served.api.HTTPServer(config)
 	if err != nil {
 		return err
