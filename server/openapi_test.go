@@ -145,26 +145,32 @@ func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 
 // asked has the type that each operation decodes. TestUnknownFieldErrorListsDescribedFields checks that.
 var asked = map[string]any{
-	"print-join-command": api.PrintJoinCommand{},
-	"create-token":       api.CreateToken{},
-	"list-tokens":        api.ListPage{},
-	"get-token":          nil,
-	"delete-token":       api.DeleteToken{},
-	"renew-token":        api.RenewToken{},
-	"list-claims":        api.ListPage{},
-	"release-claim":      api.ReleaseClaim{},
-	"list-issued":        api.ListIssued{},
-	"get-issued":         nil,
-	"list-revocations":   api.ListPage{},
-	"revoke":             api.Revoke{},
-	"undo-revocation":    api.UndoRevocation{},
-	"ca-rotation":        nil,
-	"prepare-ca":         api.PrepareCA{},
-	"trust-ca":           api.StepCA{},
-	"switch-ca":          api.StepCA{},
-	"finish-ca":          api.StepCA{},
-	"abort-ca":           api.StepCA{},
-	"explain-request":    api.ExplainRequest{},
+	"print-join-command":         api.PrintJoinCommand{},
+	"create-token":               api.CreateToken{},
+	"list-tokens":                api.ListPage{},
+	"get-token":                  nil,
+	"delete-token":               api.DeleteToken{},
+	"renew-token":                api.RenewToken{},
+	"list-claims":                api.ListPage{},
+	"release-claim":              api.ReleaseClaim{},
+	"add-machines":               api.AddMachines{},
+	"list-machines":              api.ListPage{},
+	"get-machine":                nil,
+	"delete-machine":             api.DeleteMachine{},
+	"list-pending-machines":      nil,
+	"print-machine-join-command": api.PrintMachineJoin{},
+	"list-issued":                api.ListIssued{},
+	"get-issued":                 nil,
+	"list-revocations":           api.ListPage{},
+	"revoke":                     api.Revoke{},
+	"undo-revocation":            api.UndoRevocation{},
+	"ca-rotation":                nil,
+	"prepare-ca":                 api.PrepareCA{},
+	"trust-ca":                   api.StepCA{},
+	"switch-ca":                  api.StepCA{},
+	"finish-ca":                  api.StepCA{},
+	"abort-ca":                   api.StepCA{},
+	"explain-request":            api.ExplainRequest{},
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
@@ -180,7 +186,7 @@ var asked = map[string]any{
 }
 
 // others are the operations that decode no type of package api.
-var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "subjectaccessreview", "healthz", "readyz", "version", "metrics"}
+var others = []string{"discovery", "tokenreview", "tokenreview-v1beta1", "subjectaccessreview", "healthz", "readyz", "version", "metrics", "join-machine"}
 
 func TestOpenAPIHasTheFieldsOfRequests(t *testing.T) {
 	d := document(t)
@@ -272,7 +278,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 
 // shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
-	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
+	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "MachineList": api.MachineList{}, "PendingMachineList": api.PendingMachineList{}, "IssuanceEntryList": api.IssuanceEntryList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
 	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": api.Version{}, "Problem": api.Problem{},

@@ -188,7 +188,7 @@ func (l Limits) lifetimePermissions(verb, of string, expires time.Time, field st
 	hint := ""
 	switch {
 	case expires.IsZero():
-		hint = "which never expiring requires; give a lifetime"
+		hint = "which an unlimited lifetime requires; give a lifetime"
 	case most >= 0 && lifetime > most:
 		hint = fmt.Sprintf("which a lifetime of %s requires; give at most %s (--max-token-ttl)", safetext.Duration(lifetime), safetext.Duration(most))
 	default:

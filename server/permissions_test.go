@@ -106,10 +106,10 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		{query: "maxNodes=1&groups=" + tokens.DefaultGroup},
 		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "give the token a node limit"},
 		{query: "nodeNames=w-1", needs: []string{unlimited}, field: "maxNodes"},
-		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "give the token a lifetime"},
+		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "which an unlimited lifetime requires; give a lifetime"},
 		{query: "maxNodes=101", needs: []string{unlimited}, field: "maxNodes", detail: "which a token for 101 nodes requires; give the token at most 100 nodes (--max-token-nodes)"},
-		{query: "maxNodes=1&ttl=168h1s", needs: []string{unlimited}, field: "ttl", detail: "which a lifetime of 168h0m1s requires; give the token at most 168h (--max-token-ttl)"},
-		{query: "maxNodes=1&expires=" + inADecade, needs: []string{unlimited}, field: "expires", detail: "give the token at most 168h (--max-token-ttl)"},
+		{query: "maxNodes=1&ttl=168h1s", needs: []string{unlimited}, field: "ttl", detail: "which a lifetime of 168h0m1s requires; give at most 168h (--max-token-ttl)"},
+		{query: "maxNodes=1&expires=" + inADecade, needs: []string{unlimited}, field: "expires", detail: "give at most 168h (--max-token-ttl)"},
 		{query: "maxNodes=1000&ttl=87600h", needs: []string{unlimited}, field: "maxNodes"},
 		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
 		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
@@ -167,10 +167,10 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	for _, test := range []struct{ query, field, detail string }{ // field of the refusal; empty: none
 		{"ttl=2h", "", ""},
 		{"ttl=168h", "", ""},
-		{"ttl=168h1s", "ttl", "which a lifetime of 168h0m1s requires; give the token at most 168h (--max-token-ttl)"},
+		{"ttl=168h1s", "ttl", "which a lifetime of 168h0m1s requires; give at most 168h (--max-token-ttl)"},
 		{"ttl=168h1s&dryRun=true", "ttl", "168h0m1s"},
-		{"expires=" + inADecade, "expires", "give the token at most 168h (--max-token-ttl)"},
-		{"ttl=0", "ttl", "which a token that never expires requires; give the token a lifetime"},
+		{"expires=" + inADecade, "expires", "give at most 168h (--max-token-ttl)"},
+		{"ttl=0", "ttl", "which an unlimited lifetime requires; give a lifetime"},
 	} {
 		may = nil
 		r := s.do(t, "POST", "/v1/token/"+id+"/renew?"+test.query, viewerBearer, "", "")

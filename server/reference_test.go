@@ -31,6 +31,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	certificates "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/yaml"
@@ -193,6 +194,9 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	off := s.machine(t, "worker-6")
 	der := must.Get(x509.MarshalPKCS8PrivateKey(off.key))
 	write("kubelet-client-current.pem", string(off.chain)+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	write("machine.key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	_, key := publicPEM(t, off.key)
+	must.Get(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "worker-9", Machine: tokens.Machine{Key: key}}))
 	public, _ := publicPEM(t, csrtest.Ed25519())
 	write("bind.json", jsonOf(t, api.BindKey{Key: api.Text(public)}))
 	entries := must.Get(s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{}))

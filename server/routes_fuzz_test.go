@@ -33,6 +33,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -52,8 +53,8 @@ type wholeSite struct {
 	serial  string
 	next    string // continue token of the issuance record
 	key     string // PEM of a key to bind, in JSON
-	// valid and expired are client certificates of a node.
-	valid, expired *x509.Certificate
+	// valid and expired are client certificates of a node, and known is one of a machine with a key of its own.
+	valid, expired, known *x509.Certificate
 }
 
 func newWholeSite(t testing.TB) *wholeSite {
@@ -95,6 +96,9 @@ func newWholeSite(t testing.TB) *wholeSite {
 	kept := csrtest.NewKey()
 	public, _ := publicPEM(t, kept)
 	w.key, w.valid, w.expired = jsonOf(t, public), off.valid(t).Leaf, off.expired(t, s.ca, nil).Leaf
+	_, id := publicPEM(t, kept)
+	w.known = machine{node: "worker-8", key: kept}.selfSigned(t).Leaf
+	must.Get(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "worker-8", Machine: tokens.Machine{Key: id}}))
 	return w
 }
 
@@ -115,7 +119,7 @@ func seeds(t testing.TB) []shot {
 	const review = `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"<token>","audiences":["a"]}}`
 	const access = `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:worker-9","groups":["system:nodes"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]}}}`
 	const json, pem = "Content-Type: application/json\n", "Content-Type: application/pkcs10\n"
-	const bootstrap, kubeAPIServer, validNode, expiredNode = 2, 3, 5, 6
+	const bootstrap, kubeAPIServer, validNode, expiredNode, knownKey = 2, 3, 5, 6, 7
 	node := nodeCSR(t, "worker-3")
 	return []shot{
 		{"print-join-command", "", "ttl=1h&maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane", json, `{"groups": [], "description": "x"}`, 0},
@@ -128,6 +132,12 @@ func seeds(t testing.TB) []shot {
 		{"delete-token", "<id>", "onlyExpired=false", json, `{"dryRun": true}`, 0},
 		{"renew-token", "<id>", "dryRun", json, `{"ttl": "48h", "shorten": true}`, 0},
 		{"release-claim", "worker-1", "dryRun", "", "", 0},
+		{"add-machines", "", "dryRun", json, `{"items": [{"node": "worker-6", "key": "lusab-babad-gutih-tugad", "ttl": "1h"}]}`, 0},
+		{"add-machines", "", "", json, `{"items": [{"node": "worker-1", "key": <key>, "replace": true}, {"node": "worker-2", "key": "lusab-babad-gutih-tugad"}]}`, 0},
+		{"get-machine", "worker-8", "", "", "", 0},
+		{"delete-machine", "worker-8", "dryRun", "", "", 0},
+		{"join-machine", "worker-8", "", "", "", knownKey},
+		{"print-machine-join-command", "", "node=worker-8&format=ignition&endpoint=a:1", "", "", 0},
 		{"take-turn", "", "", json, `{"node": "control-2", "id": "0123456789abcdef0123456789abcdef"}`, bootstrap},
 		{"give-back-turn", "", "node=control-2&id=0123456789abcdef0123456789abcdef", "", "", bootstrap},
 		{"list-issued", "", "limit=1&continue=<next>", "", "", 0},
@@ -184,7 +194,7 @@ func (w *wholeSite) request(t testing.TB, on server.Route, s shot) *http.Request
 	if r.Header.Get("Authorization") != "" {
 		return r
 	}
-	bearers, shown := []string{adminBearer, viewerBearer, w.token.Reveal(), reviewerBearer}, []*x509.Certificate{nil, w.valid, w.expired}
+	bearers, shown := []string{adminBearer, viewerBearer, w.token.Reveal(), reviewerBearer}, []*x509.Certificate{nil, w.valid, w.expired, w.known}
 	if who := int(s.who) % (len(bearers) + len(shown)); who < len(bearers) {
 		r.Header.Set("Authorization", "Bearer "+bearers[who])
 	} else if cert := shown[who-len(bearers)]; cert != nil {

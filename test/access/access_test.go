@@ -210,6 +210,19 @@ func (r *routes) prepare(t *testing.T, route, column string, allowed bool) (path
 	_, path, _ = strings.Cut(route, " ")
 	status = cmp.Or(r.status[path], 200)
 	switch {
+	case route == "POST /v1/machine" || strings.HasSuffix(path, "/v1/machine/NODE"):
+		added := `{"items":[{"node":"walked","key":"lusab-babad-gutih-tugad","ttl":"1h"}]}`
+		if route == "POST /v1/machine" {
+			return path, "application/json", added, status
+		}
+		if status, body := sendAs(t, r.s.Program, r.admin, "POST", "/v1/machine", "application/json", added); status != 200 {
+			t.Fatalf("%d %s", status, body)
+		}
+		return "/v1/machine/walked", "", "", status
+	case path == "/v1/machine/NODE/join":
+		return "/v1/machine/walked/join", "", "", status
+	case path == "/v1/machine/print-join-command":
+		return path, "", "", status
 	case strings.HasSuffix(route, "print-join-command"):
 		return path + "?maxNodes=1", "", "", status
 	case route == "POST /v1/token":
