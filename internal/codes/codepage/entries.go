@@ -33,6 +33,7 @@ const (
 	waits       = "waits"
 	noRefusal   = "no refusal"
 	noRejoin    = "rejoin refused"
+	noToken     = "no token for the machine"
 )
 
 var reasons = []Entry{
@@ -43,7 +44,7 @@ var reasons = []Entry{
 	{Reason, admission.ReasonTokenLimitsMalformed, denied, "kubejoin cannot read the limits of the token, because somebody edited its Secret", "correct its annotations: docs/protocol.md#limits-on-the-secret-of-a-token"},
 	{Reason, admission.ReasonNodeNameNotAllowed, denied, "the token allows other names, or no Node can have this name", oneMachine},
 	{Reason, admission.ReasonNodeNameReserved, denied, "the name is in `--reserved-node-names`, and the token lacks role control-plane", "`kubejoin token create --role control-plane --max-nodes 1 --node-name NODE`"},
-	{Reason, admission.ReasonNodeNameClaimed, denied, "another token holds the name", "`kubejoin claim release NODE`, if that machine is gone"},
+	{Reason, admission.ReasonNodeNameClaimed, denied, "another token or a machine with a key of its own holds the name", "`kubejoin claim release NODE` or `kubejoin machine delete NODE`, if that machine is gone"},
 	{Reason, admission.ReasonNodeNameReleased, denied, "standalone: a node renews, and its claim was released", oneMachine},
 	{Reason, admission.ReasonNodeExists, denied, "a Node has the name; standalone, the node of this token has joined", "if its machine is gone: `kubectl delete node NODE`, " + replaceNode + ", or standalone `kubejoin claim release NODE`"},
 	{Reason, admission.ReasonNodeReplaced, denied, "the Node to replace was deleted and created again", replaceNode},
@@ -60,6 +61,11 @@ var reasons = []Entry{
 	{Reason, admission.ReasonKeyNotCurrent, noRejoin, "kubejoin knows no key, this one is not current, or another one is bound", "unless a disk was copied, " + replaceNode + "; if the bound key is lost, `kubejoin claim release NODE`"},
 	{Reason, admission.ReasonKeyReused, noRejoin, "the request is for a key that has been used before", "make a new key"},
 	{Reason, admission.ReasonRejoinBudgetSpent, noRejoin, "the node has used up `--rejoin-budget`", "find out why its certificates expire, or raise the budget"},
+
+	{Reason, admission.ReasonNodeIsReady, noToken, "the Node is Ready, so its machine runs, or another machine has a copy of its key", "wait a minute after a reinstallation; if the key was copied, `kubejoin revoke NODE`"},
+	{Reason, admission.ReasonMachineExpired, noToken, "the machine was added until a time that is over", "`kubejoin machine delete NODE`, then add it again"},
+	{Reason, admission.ReasonMachineRevoked, noToken, "the node was revoked, and the key of its machine with it", "`kubejoin machine delete NODE`, then add it with a new key"},
+	{Reason, admission.ReasonMachineKeyDiffers, noToken, "another key with the same words has proven the machine", "if that was not your machine, `kubejoin machine delete NODE`, then add it with its whole key"},
 
 	{Reason, approval.ReasonValidation, notApproved, "the request breaks the rules of its signer, or is too large; `Failed` if someone approves, and over HTTPS `certificate-refused`", "correct the request: the message says what"},
 	{Reason, approval.ReasonNameForbidden, denied, "no kubelet may have this name or address in its serving certificate, for example `localhost`", "remove it from the machine, or set `--serving-leave-alone`"},

@@ -38,6 +38,8 @@ var sections = []section{
   repeats the decision for a day. Over HTTPS, the response is 503 ` + "`certificate-waits`" + `.
 - **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
   ` + "`kubejoin_rejoins_total`" + ` have the reason.
+- **no token for the machine**: a machine that has proven [its own key](machines.md) gets no token now. The response is
+  403 ` + "`machine-refused`" + `. The log, an Event on the Node and ` + "`kubejoin_machine_proofs_total`" + ` have the reason.
 
 Before you delete or reset anything, check the machine. ` + "`sh join.sh --diagnose`" + ` shows whether a machine has joined.
 ` + "`kubejoin explain NODE`" + ` shows whether the machine with a node name works.`},
