@@ -230,21 +230,28 @@ func (p *pendingMachines) add(m api.PendingMachine, now time.Time) {
 	p.byKey[m.Key] = m
 }
 
-// evict removes the oldest entry of the address with the most entries.
+// evict removes a tenth of the entries: the oldest ones of the addresses that have the most. One at a time, a flood would cost ten
+// times as much.
 func (p *pendingMachines) evict() {
-	counts, most := map[string]int{}, ""
-	for _, m := range p.byKey {
-		if counts[m.From]++; counts[m.From] > counts[most] {
-			most = m.From
-		}
+	all := p.newest()
+	newer, ofAddress := map[string]int{}, map[string]int{}
+	for _, m := range all {
+		newer[m.Key] = ofAddress[m.From]
+		ofAddress[m.From]++
 	}
-	var oldest api.PendingMachine
-	for _, m := range p.byKey {
-		if counts[m.From] == counts[most] && (oldest.Key == "" || m.Last.Before(oldest.Last)) {
-			oldest = m
-		}
+	slices.SortStableFunc(all, func(a, b api.PendingMachine) int { return newer[a.Key] - newer[b.Key] })
+	for _, m := range all[len(all)*9/10:] {
+		delete(p.byKey, m.Key)
 	}
-	delete(p.byKey, oldest.Key)
+}
+
+// newest returns the entries, the newest first.
+func (p *pendingMachines) newest() []api.PendingMachine {
+	all := append([]api.PendingMachine{}, slices.Collect(maps.Values(p.byKey))...)
+	slices.SortFunc(all, func(a, b api.PendingMachine) int {
+		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Key, b.Key))
+	})
+	return all
 }
 
 // list returns the entries, the newest first.
@@ -252,9 +259,5 @@ func (p *pendingMachines) list(now time.Time) []api.PendingMachine {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.byKey, func(_ string, m api.PendingMachine) bool { return now.Sub(m.Last) > pendingAge })
-	all := slices.Collect(maps.Values(p.byKey))
-	slices.SortFunc(all, func(a, b api.PendingMachine) int {
-		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Key, b.Key))
-	})
-	return append([]api.PendingMachine{}, all...)
+	return p.newest()
 }
