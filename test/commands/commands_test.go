@@ -21,6 +21,7 @@ var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
 	"docs/library.md":         true,
+	"docs/machines.md":        true,
 	"docs/node-properties.md": true,
 	"docs/rejoin.md":          true,
 	"docs/revocation.md":      true,

@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -145,11 +147,25 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 			return nil
 		})
 	})
-	for format, boot := range map[string]func(t *testing.T, file string) []string{"cloud-config": cloudInit, "ignition": ignite} {
-		t.Run("let in by a person, "+format, func(t *testing.T) {
+	t.Run("name of a Node", func(t *testing.T) {
+		key := harness.NewMachineKey(t, s.WorkDir, "worker-7")
+		must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-7"}}, metav1.CreateOptions{}))(t)
+		add := []string{"machine", "add", "worker-7", "--key-file", key.Public}
+		if _, stderr, code := s.RunKubejoin(t, add...); code == 0 || !strings.Contains(stderr, "--replace") {
+			t.Errorf("got exit code %d, %s, want a refusal that names --replace", code, stderr)
+		}
+		s.CLI(t, append(add, "--replace")...)
+		if status, body := key.Prove(t, s, "worker-7"); status != http.StatusOK {
+			t.Errorf("got %d %s", status, body)
+		}
+	})
+	for name, user := range map[string]struct {
+		format string
+		boot   func(t *testing.T, file string) []string
+	}{"worker-8": {"cloud-config", cloudInit}, "worker-9": {"ignition", ignite}} {
+		t.Run("let in by a person, "+user.format, func(t *testing.T) {
 			t.Parallel()
-			name := "stranger-" + format
-			node := must.Value(s.Boot(name, true, boot(t, machineFile(t, s, "&node="+name, format))...))(t)
+			node := must.Value(s.Boot(name, true, user.boot(t, machineFile(t, s, "&node="+name, user.format))...))(t)
 			words := ""
 			harness.Wait(t, "the fingerprint on the console", func() error {
 				_, after, found := strings.Cut(node.Output(), "kubejoin machine add "+name+" --key ")
@@ -158,6 +174,9 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 				}
 				return nil
 			})
+			if shown := regexp.MustCompile(`(?m)^kubejoin: (this machine|waiting).*\n`).FindAllString(node.Output(), 2); name == "worker-8" {
+				sample.Check(t, "docs/machines.md", strings.Join(shown, ""))
+			}
 			if _, list, err := s.Get(t.Context(), "/v1/pending-machine", s.Bearer(t)); err != nil || !strings.Contains(list, words) {
 				t.Errorf("got %s, %v, want a pending machine with %s", list, err, words)
 			}

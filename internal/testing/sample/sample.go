@@ -25,13 +25,14 @@ var varying = []struct {
 }{
 	{regexp.MustCompile(`(ID\d+)\.[a-z0-9]{16}\b`), "$1.SECRET"},
 	{regexp.MustCompile(`\bsha256:[0-9a-f]{64}\b`), "sha256:HASH"},
+	{regexp.MustCompile(`\b[b-z][aiou][b-z][aiou][b-z](?:-[b-z][aiou][b-z][aiou][b-z]){3}\b`), "WORDS"},
 	{regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "TIME"},
 	{regexp.MustCompile(`(?m)(  )(?:\d+[smhd])+(?:  +|$)`), "${1}AGE "},
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d+`), "127.0.0.1:PORT"},
 }
 
 // Check fails the test if the samples on page differ from got. They are the blocks of page under a comment "run by" this
-// test, without typed commands. Tokens, hashes, times, ages and ports of 127.0.0.1 may differ, but two places with one
+// test, without typed commands. Tokens, hashes and their words, times, ages and ports of 127.0.0.1 may differ, but two places with one
 // token ID have one in got, too. In a sample, … stands for the rest of a line, and a line of … for any lines.
 func Check(t testing.TB, page, got string) {
 	t.Helper()
