@@ -89,6 +89,9 @@ type Result struct {
 	end    time.Time                       // when the last certificate of a node expires; zero if it is unknown
 	before map[revocation.Fingerprint]bool // certificates issued to the revoked requesters before Entries were stored
 	unseen error                           // why before could not be read
+
+	barred   bool  // the key of a machine was barred
+	unbarred error // why the key of a machine could not be barred
 }
 
 // NoEnd is the warning in a [Result] for an entry without an end.
@@ -105,7 +108,8 @@ func (r *Result) add(late Result) {
 	if len(r.Warnings) == 0 {
 		r.Warnings = late.Warnings
 	}
-	r.EndUnknown = cmp.Or(r.EndUnknown, late.EndUnknown)
+	r.EndUnknown, r.unbarred = cmp.Or(r.EndUnknown, late.EndUnknown), cmp.Or(r.unbarred, late.unbarred)
+	r.barred = r.barred || late.barred
 	for f := range late.before {
 		r.before[f] = true
 	}
@@ -171,9 +175,6 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	}
 	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only determine when the revocation ends
 	result, err := d.revoke(ctx, r, []revocation.Entry{e}, nil, known, unknown)
-	if err != nil && len(result.Entries) > 0 { // the entry is stored, and the key of the machine is not barred
-		err = &Incomplete{Err: err}
-	}
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
@@ -182,6 +183,9 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 		default:
 			err = &Incomplete{Err: refusal(err)}
 		}
+	}
+	if err == nil && result.unbarred != nil {
+		err = &Incomplete{Err: refusal(result.unbarred)}
 	}
 	if err == nil && r.Node != "" {
 		result.Warnings = slices.Concat(result.Warnings, d.tokenWarnings(ctx, r.Node, known, unknown), d.nodeWarnings(ctx, r.Node))
@@ -194,7 +198,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
 	e, err := d.Guard.Store.Get(ctx, key, tokens.Live)
 	if err == nil && !dryRun {
-		if err := d.bar(ctx, Order{Node: e.Node}, e.Node, false); err != nil {
+		if _, err := d.bar(ctx, Order{Node: e.Node}, e.Node, false); err != nil {
 			return e, err
 		}
 		e, err = d.Guard.Undo(ctx, key)
@@ -401,22 +405,23 @@ func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entr
 	return result, d.store(ctx, r, &result, entries, kept, known)
 }
 
-// store stores entries, adds the stored entries to the result, and bars the keys of machines. If an entry cannot be stored, store
+// store bars the keys of machines, stores entries, and adds the stored entries to the result. If an entry cannot be stored, store
 // still stores the other entries.
 func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate) (err error) {
 	var errs []error
-	var unbarred error
 	for _, e := range entries {
 		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(result.end, d.RejoinWindow, known)
 		old, found := kept[e.Key()]
 		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero: no end
 			e = old
 		} else if !r.DryRun {
+			key := e.Key()
+			barred, err := d.bar(ctx, r, e.Node, true) // first: otherwise the entry could allow a certificate of the machine's token
+			result.barred, result.unbarred = result.barred || barred, cmp.Or(result.unbarred, err)
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
-				errs = append(errs, fmt.Errorf("revoke %s: %w", e.Key(), err))
+				errs = append(errs, fmt.Errorf("revoke %s: %w", key, err))
 				continue
 			}
-			unbarred = cmp.Or(d.bar(ctx, r, e.Node, true), unbarred)
 		}
 		if e.Until.IsZero() && len(result.Warnings) == 0 {
 			result.Warnings = []string{NoEnd}
@@ -426,19 +431,19 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	if len(errs) > 0 {
 		return listError(errors.Join(errs...))
 	}
-	return unbarred
+	return nil
 }
 
 // bar bars the key of a node's machine, so that the machine gets no token, and cannot use the one that it has. Without revoked, it
-// allows the key again. An order for a token bars only the machine that got this token.
-func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (err error) {
+// allows the key again. An order for a token bars only the machine that got this token, or joined with it if it was for one node.
+func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (changed bool, err error) {
 	for range endAttempts {
 		var c tokens.Claim
 		if err = tokens.ErrNotFound; d.Claims != nil && node != "" {
 			c, err = d.Claims.Get(ctx, node, tokens.Live)
 		}
-		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || c.Machine.Revoked == revoked || r.TokenID != "" && r.TokenID != c.Machine.TokenID) {
-			return nil
+		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || c.Machine.Revoked == revoked || r.TokenID != "" && r.TokenID != c.Machine.TokenID && !(r.TokenID == c.TokenID && c.Limits.NodeLimit() == 1)) {
+			return false, nil
 		}
 		if err == nil {
 			after := c.Clone()
@@ -449,7 +454,7 @@ func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (
 			break
 		}
 	}
-	return refusal(err)
+	return err == nil, refusal(err)
 }
 
 // views is how long after an entry was stored a replica may still deliver a certificate that it has checked against
@@ -460,7 +465,11 @@ const views = tokens.MaxAge + time.Second/2
 // revokes certificates that were issued to them meanwhile. It repeats this until there are no new certificates.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
 	for len(entries) > 0 {
-		if err := cmp.Or(loop.Sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
+		wait := views
+		if result.barred { // the token of a machine may have admitted a request just before
+			wait = settles
+		}
+		if err := loop.Sleep(ctx, wait); err != nil {
 			return err
 		}
 		stored, err := d.List(ctx) // re-read: the entries may now allow certificates of a machine that has joined again
@@ -470,6 +479,16 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 		entries = slices.DeleteFunc(stored, func(s revocation.Entry) bool {
 			return !slices.ContainsFunc(entries, func(e revocation.Entry) bool { return e.Key() == s.Key() })
 		})
+		for i, e := range entries {
+			if result.barred && e.Node != "" && len(e.Allowed) > 0 { // it got a certificate since
+				if entries[i], err = d.Guard.Revoke(ctx, e); err != nil {
+					return err
+				}
+			}
+		}
+		if result.barred = false; result.unseen != nil || d.Requested == nil {
+			return result.unseen
+		}
 		bars := barredBy(entries)
 		withdrawn := d.withdraw(ctx, func(c revocation.Certificate) bool { return bars(c.Requester) })
 		issued, err := d.requested(ctx)

@@ -44,7 +44,7 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 			result.add(late)
 		}
 		if err == nil {
-			err = cmp.Or(d.settle(ctx, r, &result, result.Entries), withdrawn)
+			err = cmp.Or(d.settle(ctx, r, &result, result.Entries), withdrawn, result.unbarred)
 		}
 	}
 	if err == nil && !r.DryRun {

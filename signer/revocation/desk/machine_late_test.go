@@ -1,0 +1,53 @@
+package desk_test
+
+import (
+	"crypto/x509"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+)
+
+// Catches a machine that joins with its last token while it is revoked, and whose certificate then stays valid.
+func TestRevokesMachineThatJoinsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		old := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}}), "worker-1")
+		t1 := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
+		s.machine(t, "worker-1", t1)
+		time.Sleep(5 * time.Second)
+		var late *x509.Certificate
+		works := s.Claims
+		s.Claims = storetest.Before(func() error {
+			if late == nil {
+				late = s.join(t, t1, "worker-1")
+			}
+			return nil
+		}, "Claims.Update").Claims(works)
+		r, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"})
+		if err != nil || late == nil {
+			t.Fatalf("got %+v, %v, joined meanwhile: %t", r, err, late != nil)
+		}
+		s.wantRevoked(t, old, true)
+		s.wantBarred(t, "worker-1", true)
+		s.wantRevoked(t, late, true)
+	})
+}
+
+// Catches a key that stays allowed because its machine has got another token since.
+func TestRevokeEarlierTokenBarsMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		t1 := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
+		s.machine(t, "worker-1", t1)
+		s.join(t, t1, "worker-1")
+		t2 := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
+		s.machine(t, "worker-1", t2) // proved again, has not joined again
+		must.Value(s.Revoke(t.Context(), desk.Order{TokenID: t1.ID()}))(t)
+		s.wantBarred(t, "worker-1", true)
+	})
+}
