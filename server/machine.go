@@ -72,7 +72,7 @@ func (h *handler) joinMachine(r *call) (web.Response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout+h.signTimeout())
 	defer cancel()
-	proof, err := nodes.ProveMachine(ctx, node, key, tokens.Record{})
+	proof, err := nodes.ProveMachine(ctx, node, key, "", tokens.Record{})
 	if errors.Is(err, tokens.ErrNotFound) {
 		return web.Response{}, h.unknownMachine(r, node, key)
 	}
@@ -111,6 +111,10 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 	if controlPlane && h.Minting.UploadCertificates == nil {
 		return nil, web.NewProblem("certificates-not-uploaded", "this kubejoin uploads no certificates for control planes; start it on a control plane with --pki-dir")
 	}
+	// First end the earlier token: nothing would delete it if the name gets free.
+	if err := h.endToken(ctx, proof.Earlier); err != nil {
+		return nil, err
+	}
 	made, err := h.operations.Minter.Join(ctx, proof.Machine.Record(node, proof.Replaces, h.Certificates.now()), func(ctx context.Context, join *joinformat.Join) (err error) {
 		if controlPlane {
 			if err := h.upload(ctx, r, join); err != nil {
@@ -124,24 +128,33 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 		return nil, err
 	}
 	r.log(slog.String("token", made.Record.Token.ID()))
-	useless := made.Record.Token.ID()
-	if proof, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, made.Record); err == nil {
-		useless = proof.Earlier
-	}
-	if useless != "" {
-		var gone *mint.Error
-		if _, err := h.operations.Minter.Delete(context.WithoutCancel(ctx), useless, mint.Deletion{}); err != nil && !(errors.As(err, &gone) && gone.Reason == mint.NoToken) {
-			h.log.Warn("cannot delete the earlier token of a machine, which expires soon", "token", useless, "error", safetext.Text(err.Error(), safetext.MaxMessage))
+	if _, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, proof.Earlier, made.Record); err != nil {
+		if err := h.endToken(context.WithoutCancel(ctx), made.Record.Token.ID()); err != nil { // it was not delivered, and expires soon
+			h.log.Warn("cannot delete a token that no machine got", "token", made.Record.Token.ID(), "error", safetext.Text(err.Error(), safetext.MaxMessage))
 		}
 	}
 	return body, err
 }
 
-// unknownMachine returns the problem of a key that no machine has, and shows the handshake to those who add machines.
+// endToken deletes a token, unless it is gone.
+func (h *handler) endToken(ctx context.Context, id string) error {
+	if id == "" {
+		return nil
+	}
+	var gone *mint.Error
+	_, err := h.operations.Minter.Delete(ctx, id, mint.Deletion{})
+	if errors.As(err, &gone) && gone.Reason == mint.NoToken {
+		err = nil
+	}
+	return err
+}
+
+// unknownMachine returns the problem of a key that no machine has, and shows the handshake to those who add machines. Nobody can guess
+// a key, so this is no rejected credential: waiting machines must not use up the limit of their network.
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
-	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine; if it is yours, run: kubejoin machine add %s --key %s", node, tokens.Words(key)).CausedBy(auth.ErrBadCredentials)
+	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine; if it is yours, run: kubejoin machine add %s --key %s", node, tokens.Words(key))
 }
 
 // addMachines adds machines with keys of their own.

@@ -257,7 +257,7 @@ func (s Server) Handler() (http.Handler, error) {
 			SignTimeout: s.signTimeout(), SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 		},
 		Readers:     operations.Readers{Node: s.Cluster.Node, NodeProperties: s.Cluster.NodeProperties},
-		ClusterInfo: s.ClusterInfo, Claims: s.Claims, Revocations: s.Revocations, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
+		ClusterInfo: s.ClusterInfo, Claims: s.Claims, UserMachines: max(cmp.Or(s.Limits.UserTokens, mint.DefaultUserTokens), 0), Revocations: s.Revocations, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
 	}
 	if s.Cluster.Owners {
 		h.operations.Owner = operations.GivenOwner

@@ -11,8 +11,12 @@ const MachineTTL = 15 * time.Minute
 // CloneAfter is for how long machines must prove the key of a Node that is Ready before kubejoin reports a clone.
 const CloneAfter = 2 * time.Minute
 
-// cloneGap is the longest time between two refused proofs of one period. It exceeds the longest wait between two tries of a machine.
-const cloneGap = 5 * time.Minute
+const (
+	// clonePeriod is how long after a refused proof another one counts for the same period. A granted proof ends the period.
+	clonePeriod = 24 * time.Hour
+	// cloneRecent is how long a clone is reported after its last proof. It exceeds the longest wait between two tries of a machine.
+	cloneRecent = 5 * time.Minute
+)
 
 // A Machine is a machine that proves with a key of its own that it may join under the name of its claim. It holds the name:
 // no token can take it, except the one that the machine has last got. The zero Machine means that the name has none.
@@ -35,6 +39,8 @@ type Machine struct {
 	// TokenID and TokenUID identify the last token that the machine got.
 	TokenID  string `json:"tokenID,omitempty"`
 	TokenUID string `json:"tokenUID,omitempty"`
+	// Replace lets the machine replace any Node that is not Ready. Without it, it replaces only a Node that it has registered.
+	Replace bool `json:"replace,omitempty"`
 	// Revoked bars the key.
 	Revoked bool `json:"revoked,omitempty"`
 	// RefusedSince and RefusedLast are when proofs were refused because the Node is Ready: the first and the last time of a
@@ -54,7 +60,11 @@ func MachineOf(key, by string, r Record, now time.Time) Machine {
 
 // Record returns a new token for the machine, under its name alone. replaces is the Node that has the name; zero if none has.
 func (m Machine) Record(name string, replaces NodeRef, now time.Time) Record {
-	r := NewRecord(Generate(), MachineTTL, now)
+	ttl := MachineTTL
+	if left := m.Expires.Sub(now); !m.Expires.IsZero() && left < ttl {
+		ttl = left
+	}
+	r := NewRecord(Generate(), ttl, now)
 	r.Description = "for the machine of node " + name
 	r.Limits = Limits{MaxNodes: 1, NodeNames: []string{name}, CertificateDuration: m.CertificateDuration, Rejoin: m.Rejoin, Role: m.Role, Node: m.Node}
 	if replaces != (NodeRef{}) {
@@ -66,7 +76,13 @@ func (m Machine) Record(name string, replaces NodeRef, now time.Time) Record {
 // IsZero reports whether m is the zero Machine.
 func (m Machine) IsZero() bool { return m.Key == "" }
 
-// HasKey reports whether key is the key of the machine.
+// HasWordsOf reports whether the key of the machine has the words of key.
+func (m Machine) HasWordsOf(key string) bool {
+	words := Words(key)
+	return words != "" && (m.Key == words || Words(m.Key) == words)
+}
+
+// HasKey reports whether key is the key of the machine, as far as it is known.
 func (m Machine) HasKey(key string) bool { return key != "" && (m.Key == key || m.Key == Words(key)) }
 
 // Expired reports whether the machine can no longer prove its key.
@@ -76,7 +92,7 @@ func (m Machine) Expired(now time.Time) bool { return !m.Expires.IsZero() && !no
 func (m Machine) Refused(now time.Time) Machine {
 	now = now.UTC().Truncate(time.Second)
 	switch gap := now.Sub(m.RefusedLast); {
-	case gap > cloneGap || gap < 0:
+	case gap > clonePeriod || gap < 0:
 		m.RefusedSince, m.RefusedLast = now, now
 	case gap >= time.Minute:
 		m.RefusedLast = now
@@ -86,13 +102,13 @@ func (m Machine) Refused(now time.Time) Machine {
 
 // Cloned reports whether at now, for more than [CloneAfter], machines have proven the key of a Node that is Ready.
 func (m Machine) Cloned(now time.Time) bool {
-	return now.Sub(m.RefusedSince) >= CloneAfter && now.Sub(m.RefusedLast) <= cloneGap
+	return now.Sub(m.RefusedSince) >= CloneAfter && now.Sub(m.RefusedLast) <= cloneRecent
 }
 
 // Same reports whether both let the same machine in, with the same limits. It ignores who added it and when, and its proofs.
 func (m Machine) Same(n Machine) bool {
 	return (m.Key == n.Key || m.Key == Words(n.Key) || n.Key == Words(m.Key)) && m.Expires.Equal(n.Expires) &&
-		m.CertificateDuration == n.CertificateDuration && m.Rejoin == n.Rejoin && m.Role == n.Role && m.Node == n.Node
+		m.Replace == n.Replace && m.CertificateDuration == n.CertificateDuration && m.Rejoin == n.Rejoin && m.Role == n.Role && m.Node == n.Node
 }
 
 func (m Machine) equal(n Machine) bool {

@@ -32,7 +32,7 @@ var refusals = []struct {
 		"revocations-unavailable", "rotation-unavailable", "unavailable"}},
 	{http.StatusServiceUnavailable, 3, []string{"certificate-waits"}},
 	{http.StatusGatewayTimeout, 1, []string{"token-not-signed"}},
-	{http.StatusInsufficientStorage, 1, []string{"cluster-info-full", "too-many-tokens", "too-many-revocations"}},
+	{http.StatusInsufficientStorage, 1, []string{"cluster-info-full", "too-many-tokens", "too-many-machines", "too-many-revocations"}},
 }
 
 // Statuses maps each problem type to its HTTP status. Exits maps it to the exit code of a command that fails because of it.

@@ -104,7 +104,9 @@ func machineOf(ctx context.Context, s api.MachineSpec, by string, now time.Time,
 		}
 		return permit(r, now)
 	}, read)
-	return tokens.MachineOf(key, safetext.Text(by, tokens.MaxMachineBy), record, now), err
+	m := tokens.MachineOf(key, safetext.Text(by, tokens.MaxMachineBy), record, now)
+	m.Replace = s.Replace
+	return m, err
 }
 
 // CheckMachine returns the key ID of a machine, or its words, and the errors in its fields that show without a cluster.
@@ -146,6 +148,9 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 	if err := api.JoinInvalid(errs...); err != nil {
 		return list, err
 	}
+	if err := o.checkQuota(ctx, req.Items, by); err != nil {
+		return list, err
+	}
 	list = api.MachineList{APIVersion: api.GroupVersion, Kind: api.KindMachineList, Items: make([]api.Machine, len(machines))}
 	failures := make([]error, len(machines))
 	var writing sync.WaitGroup
@@ -168,6 +173,28 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 	return list, nil
 }
 
+// checkQuota returns an error if a user would have added too many machines. Requests at the same time may exceed the quota.
+func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by string) error {
+	if o.UserMachines <= 0 {
+		return nil
+	}
+	claims, err := o.Claims.List(ctx)
+	if err != nil {
+		return mint.StoreError(err)
+	}
+	n := len(items)
+	for _, c := range claims {
+		known := slices.ContainsFunc(items, func(s api.MachineSpec) bool { return s.Node == c.Node })
+		if !c.Machine.IsZero() && c.Machine.By == by && !known {
+			n++
+		}
+	}
+	if n > o.UserMachines {
+		return &tokens.Refusal{Reason: "too-many-machines", Message: fmt.Sprintf("user %q would have added %d machines, and %d are allowed (--user-tokens); delete some: kubejoin machine delete NODE", by, n, o.UserMachines)}
+	}
+	return nil
+}
+
 // addMachine adds one machine, unless it is there.
 func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens.Machine, dryRun bool) (c tokens.Claim, result string, err error) {
 	node := s.Node
@@ -183,7 +210,12 @@ func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens
 		case err != nil:
 			return c, api.MachineFailed, storeError(node, err)
 		case !c.Machine.IsZero() && repeats(s, m, c.Machine):
-			return c, api.MachineUnchanged, nil
+			if m.Key == c.Machine.Key || tokens.IsWords(m.Key) {
+				return c, api.MachineUnchanged, nil
+			}
+			key := m.Key // the whole key of the words that are known
+			m = c.Machine
+			m.Key = key
 		case !c.Machine.IsZero():
 			return c, api.MachineFailed, &tokens.Refusal{Reason: "machine-exists", Message: "node name " + node + " has a machine with another key or other limits, or it is revoked or expired; to replace it: kubejoin machine delete " + node}
 		}

@@ -26,6 +26,8 @@ type Operations struct {
 	ClusterInfo ClusterInfo
 	// Claims are the claims of node names; nil without them.
 	Claims tokens.Claims
+	// UserMachines is how many machines each user may have added; zero means unlimited.
+	UserMachines int
 	// Revocations revokes; nil without revocations.
 	Revocations *desk.Revoker
 	Readers

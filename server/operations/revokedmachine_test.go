@@ -2,6 +2,8 @@ package operations_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -27,5 +29,42 @@ func TestAddsNoRevokedMachine(t *testing.T) {
 	refused := (*tokens.Refusal)(nil)
 	if _, err := add(); !errors.As(err, &refused) || refused.Reason != "machine-exists" {
 		t.Errorf("revoked: got %v, want machine-exists", err)
+	}
+}
+
+// Catches a user who fills the store, and a repeated request that counts its machines twice.
+func TestBoundsMachinesOfOneUser(t *testing.T) {
+	o := &operations.Operations{Claims: memdb.Open().Claims(), UserMachines: 3}
+	add := func(by string, from, to int) error {
+		var req api.AddMachines
+		for i := from; i < to; i++ {
+			req.Items = append(req.Items, api.MachineSpec{Node: fmt.Sprint("node-", i), Key: fmt.Sprintf("sha256:%064x", i)})
+		}
+		_, err := o.AddMachines(t.Context(), req, by, operations.Everything)
+		return err
+	}
+	must.OK(t, errors.Join(add("ada", 0, 2), add("ada", 0, 3), add("ada", 1, 3), add("bob", 3, 6)))
+	refused := (*tokens.Refusal)(nil)
+	if err := add("ada", 6, 7); !errors.As(err, &refused) || refused.Reason != "too-many-machines" {
+		t.Errorf("got %v, want too-many-machines", err)
+	}
+}
+
+// Catches a whole key that is added after its words, and does not bind: another key with these words could still be the first.
+func TestBindsWholeKeyOfKnownWords(t *testing.T) {
+	o := &operations.Operations{Claims: memdb.Open().Claims()}
+	key, twin := "sha256:0b6e1a8f6d7d3cf9"+strings.Repeat("a", 48), "sha256:0b6e1a8f6d7d3cf9"+strings.Repeat("b", 48)
+	for i, test := range []struct{ key, result, stored string }{
+		{tokens.Words(key), api.MachineAdded, tokens.Words(key)},
+		{key, api.MachineAdded, key},
+		{key, api.MachineUnchanged, key},
+		{tokens.Words(key), api.MachineUnchanged, key},
+		{twin, api.MachineFailed, key},
+	} {
+		list, _ := o.AddMachines(t.Context(), api.AddMachines{Items: []api.MachineSpec{{Node: "w", Key: test.key}}}, "ada", operations.Everything)
+		c := must.Value(o.Claims.Get(t.Context(), "w", tokens.Live))(t)
+		if list.Items[0].Result != test.result || c.Machine.Key != test.stored {
+			t.Errorf("%d: got %s and key %s, want %s and %s", i, list.Items[0].Result, c.Machine.Key, test.result, test.stored)
+		}
 	}
 }

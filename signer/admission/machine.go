@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -20,14 +21,14 @@ const (
 	ReasonMachineKeyDiffers = "MachineKeyDiffers"
 )
 
-// HasMachine returns nil if a key is that of the machine of a node, and an error that wraps [tokens.ErrNotFound] if it is not. It
+// HasMachine returns nil if a key has the words of the machine of a node, and an error that wraps [tokens.ErrNotFound] if it is not. It
 // reads the cache, because anyone can make a key.
 func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
 	if n == nil || n.Claims == nil {
 		return tokens.ErrNotFound
 	}
 	c, err := n.claim(ctx, node, tokens.Cached)
-	if err == nil && !c.Machine.HasKey(key) {
+	if err == nil && !c.Machine.HasWordsOf(key) {
 		err = tokens.ErrNotFound
 	}
 	return err
@@ -43,11 +44,11 @@ type Proof struct {
 }
 
 // ProveMachine decides whether a machine that has proven a key gets a token for a node name. With made, the token of this Record
-// becomes the only one that can take the name.
+// becomes the only one that can take the name, if the machine has not got another one since before, its Earlier.
 //
 // The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
 // this key. Any other error may be temporary.
-func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.Record) (proof Proof, err error) {
+func (n *Nodes) ProveMachine(ctx context.Context, node, key, before string, made tokens.Record) (proof Proof, err error) {
 	if n == nil || n.Claims == nil {
 		return proof, tokens.ErrNotFound
 	}
@@ -59,8 +60,11 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.
 		if f.nodeUID != "" {
 			proof.Replaces = tokens.NodeRef{Name: node, UID: f.nodeUID}
 		}
-		if known = m.HasKey(key) || !m.IsZero() && tokens.Words(m.Key) == tokens.Words(key); !known {
+		if known = m.HasWordsOf(key); !known {
 			return plan{next: f.claim}
+		}
+		if made.UID != "" && m.TokenID != before {
+			return plan{next: f.claim, err: errOtherProof}
 		}
 		return planProof(f, key, made)
 	})
@@ -70,6 +74,9 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, made tokens.
 	proof.Machine = a.claim.Machine
 	return proof, err
 }
+
+// errOtherProof means that the machine has got another token since. Two tokens that are delivered could not both be deleted.
+var errOtherProof = errors.New("the machine has proven its key twice at the same time")
 
 // planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as in ProveMachine.
 func planProof(f facts, key string, made tokens.Record) plan {
@@ -83,6 +90,12 @@ func planProof(f facts, key string, made tokens.Record) plan {
 		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "another key with the fingerprint %s has proven the machine of node %s; if that was not your machine: kubejoin machine delete %[2]s", tokens.Words(key), node)
 	case m.Revoked:
 		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and its machine's key with it; to let a machine join under this name again: kubejoin machine delete %s", node, node)
+	case f.isReserved(node) && m.Role != tokens.RoleControlPlane:
+		p.err = approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; delete the machine, and add it with --role control-plane: kubejoin machine delete %s", node, node)
+	case !f.nodes && f.claim.NodeUID != "":
+		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with its key and now uses its certificate; if its machine was reinstalled: kubejoin claim release %s", node, node)
+	case f.nodeUID != "" && !m.Replace && f.claim.NodeUID != f.nodeUID && f.claim.Identity.NodeUID != f.nodeUID:
+		p.err = approval.RefuseFor(ReasonNodeExists, "Node %s exists, and this machine has not registered it; to let the machine replace it, delete the machine and add it with --replace: kubejoin machine delete %s", node, node)
 	case m.Expired(f.now):
 		p.err = approval.RefuseFor(ReasonMachineExpired, "the machine of node %s expired at %s; to let it join again, delete it and add it again: kubejoin machine delete %s", node, m.Expires.Format(time.RFC3339), node)
 	case f.ready != "":

@@ -33,7 +33,7 @@ func TestPlanProof(t *testing.T) {
 			refused: ReasonNodeIsReady, want: key, since: now.Add(-time.Hour),
 		},
 		"Node Ready, again": {
-			machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Hour), RefusedLast: now.Add(-6 * time.Minute)}, ready: "r",
+			machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Hour), RefusedLast: now.Add(-25 * time.Hour)}, ready: "r",
 			refused: ReasonNodeIsReady, want: key, since: now,
 		},
 		"Node not Ready any more": {machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Minute), RefusedLast: now}, want: key},

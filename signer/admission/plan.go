@@ -109,6 +109,8 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.err = refuseJoined(id, node, replaces)
 	case f.foreign && claim.UID == "":
 		p.err = approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", node, tokens.ErrExists)
+	case !own && replaces && !claim.Machine.IsZero() && f.ready != "":
+		p.err = approval.RefuseFor(ReasonNodeIsReady, "Node %s was not Ready when the machine proved its key, and is Ready now; if another machine has a copy of its key: kubejoin revoke %s", node, node)
 	case claim.Released():
 		p.change, p.next = made, begin(claim.Past, claim.Identity)
 	case !own && replaces:
@@ -117,10 +119,10 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.err = refuseJoined(id, node, replaces)
 	case p.vacates:
 		p.change, p.next = made, begin(past, tokens.Identity{})
+	case (own || !claim.Machine.IsZero()) && claim.NodeUID != "" && !f.nodes:
+		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; if that machine is gone: kubejoin claim release %s", node, id, node)
 	case !own && !claim.Machine.IsZero(): // the machine starts over with another token
 		p.change, p.next = takenOver, begin(past, claim.Identity)
-	case own && claim.NodeUID != "" && !f.nodes:
-		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; if that machine is gone: kubejoin claim release %s", node, id, node)
 	case !own, claim.NodeUID != "" && !replaces && !claim.HasKey(key): // the Node exists, and existing Nodes are allowed
 		p.err = refuseClaimed(claim)
 	case replaces && (claim.ReadyAgain || f.ready != "" && f.ready != claim.ReadyBefore):

@@ -97,7 +97,7 @@ func TestPlanChoosesChangeOfClaim(t *testing.T) {
 		"a machine's, Node replaced":        {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "u"), seen: facts{nodeUID: "n"}, limits: replaced, want: takenOver},
 		"a machine's, Node deleted":         {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "u"), want: made},
 		"a machine's, deleted, other token": {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = "n" }), "x"), refused: ReasonNodeNameClaimed},
-		"a machine's, joined, no Nodes":     {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), "u"), alone: true, want: takenOver},
+		"a machine's, joined, no Nodes":     {claim: machine(others(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), "u"), alone: true, refused: ReasonNodeExists},
 	} {
 		f := test.seen
 		f.rules, f.claim = rules{nodes: !test.alone, existing: test.existing, now: now}, test.claim.Clone()

@@ -131,7 +131,9 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 		waitReady(t, s, "known")
 
 		// A revoked machine does not come back, and neither does a deleted one.
-		s.CLI(t, "revoke", "known")
+		if stdout, stderr, code := s.RunKubejoin(t, "revoke", "known"); code != 0 || !strings.Contains(stderr, "kubejoin machine delete known") {
+			t.Errorf("got exit code %d, %s%s, want a warning that names the machine", code, stdout, stderr)
+		}
 		node.Stop()
 		refused(t, s, known, "known", http.StatusForbidden, admission.ReasonMachineRevoked)
 		s.RunKubejoin(t, "machine", "delete", "known")

@@ -1,0 +1,120 @@
+package admission_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const machineKey = "sha256:0b6e1a8f6d7d3cf9e2f7b7a54d1c9a7f0c4f1a5f1d9be55c5a3f1f6c7f8a9b01"
+
+func (c *cluster) addMachine(node string, m tokens.Machine) {
+	claim := c.claims[node]
+	if claim.Node == "" {
+		claim = tokens.Claim{Node: node, UID: "uid-" + c.next(), Created: time.Now()}
+	}
+	claim.Version, claim.Machine = c.next(), m
+	c.claims[node] = claim
+}
+
+func (c *cluster) proofToken(t *testing.T, node string) tokens.Record {
+	t.Helper()
+	n := c.admission()
+	proof, err := n.ProveMachine(t.Context(), node, machineKey, "", tokens.Record{})
+	if err != nil {
+		t.Fatalf("proof 1: %v", err)
+	}
+	r := proof.Machine.Record(node, proof.Replaces, time.Now())
+	r.Created = time.Now().Add(-time.Minute)
+	c.put(r)
+	r = c.records[r.Token.ID()]
+	must.Value(n.ProveMachine(t.Context(), node, machineKey, proof.Earlier, r))(t)
+	return r
+}
+
+// Catches a token from before the Node got Ready, with which a copy of the key replaces the Node.
+func TestMachineReplacesNoReadyNode(t *testing.T) {
+	c := newCluster()
+	c.node("w")
+	c.addMachine("w", tokens.Machine{Key: machineKey, Replace: true, Added: time.Now().UTC().Truncate(time.Second)})
+	r := c.proofToken(t, "w")
+	c.ready["w"] = "period-2" // the real machine is back
+	_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(r.Token), "w", nil))
+	if no := approval.Refused(err); no == nil || no.Reason != admission.ReasonNodeIsReady {
+		t.Errorf("got %v, want %s", err, admission.ReasonNodeIsReady)
+	}
+}
+
+// Catches a machine that takes over a Node which others have registered since it was added.
+func TestMachineReplacesOnlyItsNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		replace, own bool
+		refused      string
+	}{
+		"another Node":                   {refused: admission.ReasonNodeExists},
+		"another Node, with replace":     {replace: true},
+		"the Node that it had joined as": {own: true},
+	} {
+		c := newCluster()
+		c.addMachine("w", tokens.Machine{Key: machineKey, Replace: test.replace, Added: time.Now().UTC().Truncate(time.Second)})
+		c.node("w")
+		if test.own {
+			claim := c.claims["w"]
+			claim.TokenID, claim.NodeUID, claim.Version = "abc123", c.nodes["w"], c.next()
+			c.claims["w"] = claim
+		}
+		_, err := c.admission().ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{})
+		if no := approval.Refused(err); (no == nil) != (test.refused == "") || no != nil && no.Reason != test.refused {
+			t.Errorf("%s: got %v, want %q", name, err, test.refused)
+		}
+	}
+}
+
+// Catches two tokens of one machine that are both delivered: nothing would delete the earlier one when the name gets free.
+func TestOneTokenOfMachineIsDelivered(t *testing.T) {
+	c := newCluster()
+	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
+	n := c.admission()
+	first, second := tokens.Record{Token: tokens.Generate(), UID: "1"}, tokens.Record{Token: tokens.Generate(), UID: "2"}
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", first))(t)
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, "", second); err == nil {
+		t.Error("a proof at the same time got a token, too")
+	}
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, first.Token.ID(), second))(t)
+}
+
+// Catches a copy of a key that takes over a node that has joined, where no Node shows it.
+func TestStandaloneMachineProvesUntilItHasJoined(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.Node, n.Ready = nil, nil
+	machine := tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)}
+	c.addMachine("w", machine)
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{}))(t)
+	joined := c.claims["w"]
+	joined.TokenID, joined.NodeUID, joined.Version = "abc123", tokens.ByCertificate, c.next()
+	c.claims["w"] = joined
+	_, err := n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{})
+	if no := approval.Refused(err); no == nil || no.Reason != admission.ReasonNodeExists {
+		t.Errorf("got %v, want %s", err, admission.ReasonNodeExists)
+	}
+	joined.TokenID, joined.NodeUID, joined.Version = "", "", c.next() // after kubejoin claim release
+	c.claims["w"] = joined
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{}))(t)
+}
+
+// Catches a copy of a key that proves itself so rarely that each proof begins a new period.
+func TestSlowCloneIsReported(t *testing.T) {
+	m, now := tokens.Machine{Key: machineKey}, time.Now()
+	for range 3 {
+		m = m.Refused(now)
+		now = now.Add(tokens.CloneAfter * 3)
+	}
+	if now = now.Add(-tokens.CloneAfter * 3); !m.Cloned(now) || m.Cloned(now.Add(time.Hour)) {
+		t.Errorf("got %+v, want a clone now, and none in an hour", m)
+	}
+}
