@@ -222,6 +222,18 @@ func TestTokensOfCluster(t *testing.T) {
 		t.Errorf("claim: %+v, %v", c, err) // it must have a Past, because its certificates may still be valid
 	}
 
+	// kubejoin keeps machines in claims. It has no handshakes on the cluster, and the kubeconfig names no kubejoin.
+	kube.run("machine", "add", "worker-9", "--key", "lusab-babad-gutih-tugad").failed("a Node has the node name worker-9")
+	kube.run("machine", "add", "rack-1", "--key", "lusab-babad-gutih-tugad", "--ttl", "1h").ok().has("machine rack-1 added")
+	kube.run("machine", "add", "rack-1", "--key", "lusab-babad-gutih-tugad", "--ttl", "1h").ok().has("machine rack-1 unchanged")
+	kube.run("machine", "list", "-o", "wide").ok().has("rack-1", "waiting", "kubernetes-admin")
+	kube.run("machine", "get", "rack-1", "-o", "yaml").ok().has("addedBy: kubernetes-admin")
+	kube.run("machine", "list", "--pending").failed("--pending: needs a kubejoin server")
+	kube.run("machine", "print-join-command").failed("--endpoint: none given, want the HOST:PORT of a kubejoin server")
+	kube.run("machine", "print-join-command", "--endpoint", "join.example.com:9443").ok().has("#!/bin/sh", "join.example.com:9443")
+	kube.run("machine", "delete", "rack-1").ok().has("machine rack-1 deleted")
+	kube.run("machine", "get", "rack-1").failed("node name rack-1 has no machine with a key of its own")
+
 	// A cluster has no issuance record.
 	kube.run("issued", "list").failed("this command needs a kubejoin server")
 	kube.run("issued", "show", "1f").failed("this command needs a kubejoin server")
@@ -257,6 +269,9 @@ func TestReportsMissingPermissions(t *testing.T) {
 	}
 	visitor.run("claim", "list").failed(`cannot list resource "leases"`)
 	visitor.run("claim", "release", "worker-1").failed(`cannot list resource "leases"`)
+	for _, args := range [][]string{{"list"}, {"get", "rack-1"}, {"delete", "rack-1"}, {"add", "rack-1", "--key", "lusab-babad-gutih-tugad"}} {
+		visitor.run(append([]string{"machine"}, args...)...).failed(`cannot list resource "leases"`)
+	}
 
 	// A user who may read tokens but not claims must see the tokens.
 	must.Value(c.Client().RbacV1().Roles("kube-system").Create(ctx, &rbacv1.Role{

@@ -47,8 +47,6 @@ type Cluster struct {
 	upload     func(context.Context) (joinformat.Upload, error)
 	// mayListClaims is the check of Records for claims. It sends one request, even if it is called several times.
 	mayListClaims func() error
-	// user returns the name of the kubeconfig's user; empty if the API server does not say.
-	user func() string
 }
 
 // Open returns the Cluster of an API server. It fails if the API server does not respond. Informers run until ctx ends.
@@ -99,13 +97,6 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.mayListClaims = sync.OnceValue(func() error {
 		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 		return storeError(err)
-	})
-	c.user = sync.OnceValue(func() string {
-		review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-		if err != nil {
-			return ""
-		}
-		return review.Status.UserInfo.Username
 	})
 	c.withClaims = c.Operations
 	c.withClaims.Claims = claims
@@ -259,10 +250,14 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 	return withClaims(c, func(o *operations.Operations) (api.Claim, error) { return o.ReleaseClaim(ctx, node, req) })
 }
 
-// AddMachines adds machines with keys of their own.
+// AddMachines adds machines with keys of their own. Without the name of its user, it does not say who added them.
 func (c *Cluster) AddMachines(ctx context.Context, req api.AddMachines) (api.MachineList, error) {
+	by := ""
+	if who, err := c.Client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err == nil {
+		by = who.Status.UserInfo.Username
+	}
 	return withClaims(c, func(o *operations.Operations) (api.MachineList, error) {
-		return o.AddMachines(ctx, req, c.user(), operations.Everything)
+		return o.AddMachines(ctx, req, by, operations.Everything)
 	})
 }
 
