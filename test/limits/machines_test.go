@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -82,7 +83,15 @@ func TestRackJoinsWithKeys(t *testing.T) {
 	for i := range ids {
 		harness.CheckKubeletCertificate(t, s, s.WaitIssued(t, name(i)), name(i), 24*time.Hour)
 	}
-	s.WaitOutput(t, []string{"issued", "list", "--node", name(1), "--outcome", "refused", "-o", "json"}, admission.ReasonNodeNameClaimed)
+	for by, reason := range map[string]string{"machine": admission.ReasonNodeNameNotAllowed, "stranger": admission.ReasonNodeNameClaimed} {
+		harness.Wait(t, "the refusal by "+reason, func() error {
+			r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), "by-"+by, metav1.GetOptions{})
+			if err == nil && (len(r.Status.Conditions) == 0 || r.Status.Conditions[0].Reason != reason) {
+				err = fmt.Errorf("got conditions %+v", r.Status.Conditions)
+			}
+			return err
+		})
+	}
 	s.CheckSecrets(t)
 }
 
@@ -94,7 +103,7 @@ func TestTenThousandMachines(t *testing.T) {
 	rows := make([]string, 0, size+1)
 	rows = append(rows, "node,key")
 	for i := range size {
-		rows = append(rows, fmt.Sprintf("node-%d,sha256:%064x", i, i))
+		rows = append(rows, fmt.Sprintf("node-%d,sha256:%016x%048d", i, i, 0))
 	}
 	file := filepath.Join(s.WorkDir, "machines.csv")
 	must.OK(t, os.WriteFile(file, []byte(strings.Join(rows, "\n")+"\n"), 0o600))
