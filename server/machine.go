@@ -154,7 +154,7 @@ func (h *handler) endToken(ctx context.Context, id string) error {
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
-	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine; if it is yours, run: kubejoin machine add %s --key %s", node, tokens.Words(key))
+	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add %s --key %s", node, tokens.Words(key))
 }
 
 // addMachines adds machines with keys of their own.

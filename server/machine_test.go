@@ -420,7 +420,7 @@ func TestFloodOfUnknownKeysStopsNoMachine(t *testing.T) {
 		must.OK(t, json.Unmarshal([]byte(body), &list))
 		return list.Items
 	}
-	if status, body := served(handler, unknownKey("198.51.100.1", "waits", 0)); status != 401 || !strings.Contains(body, "kubejoin machine add waits --key ") {
+	if status, body := served(handler, unknownKey("198.51.100.1", "waits", 0)); status != 401 || !strings.Contains(body, `"kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add waits --key `) {
 		t.Fatalf("got %d %s, want 401 with the next command", status, body)
 	}
 	address := func(i int) string { return fmt.Sprintf("192.0.%d.%d", i/250, i%250+1) }

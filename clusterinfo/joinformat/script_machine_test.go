@@ -165,7 +165,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 			t.Parallel()
 			needShell(t, shell[0])
 			want := granted(t, nil)
-			s := serveMachines(t, problem(401, "unknown"), problem(401, "unknown"), want)
+			s := serveMachines(t, problem(401, ""), problem(401, ""), want)
 			s.join.Node = "worker-7"
 			m := s.machine(t, s.join)
 			m.shell = shell
@@ -317,7 +317,9 @@ func TestMachineWaitsForToken(t *testing.T) {
 		want   string
 		pause  string
 	}{
-		"unknown key":         {problem(401, "unknown"), "kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add worker-7 --key ", "10"},
+		"unknown key":         {problem(401, "kubejoin does not know this key, a-b: run: c"), "kubejoin does not know this key, a-b: run: c\n", "10"},
+		"no proof":            {problem(401, "this server does not accept these credentials"), "this server does not accept these credentials\n", "10"},
+		"no detail of a key":  {answer{status: 401}, "kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add worker-7 --key ", "10"},
 		"not granted":         {problem(403, `the Node \u001b]0;a\u0007 worker-7 exists: run: kubejoin machine allow worker-7`), `the Node \u001b]0;a\u0007 worker-7 exists: run: kubejoin machine allow worker-7`, "10"},
 		"control characters":  {problem(403, "a\x1b]0;title\x07\xc2\x9b\r\b"), "a]0;title\n", "10"},
 		"lines":               {problem(403, "a\nkubejoin: forged"), "127.0.0.1:PORT returns HTTP 403", "10"},

@@ -324,7 +324,10 @@ request_join() {
         fi
         case $curl:$http in
         0:200) why="$endpoint returns no token" ;;
-        0:401) why="kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words" ;;
+        0:401)
+            why=$(detail "$tmp/join.yaml")
+            why=${why:-kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words}
+            ;;
         0:404) why="$endpoint has no machines (HTTP 404)" ;;
         0:*)
             why=$(detail "$tmp/join.yaml")
