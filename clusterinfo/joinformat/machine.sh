@@ -43,7 +43,8 @@ CONFIG
 }
 
 # request_join writes the JoinConfiguration for this machine to join.yaml, and sets token, control_plane and taint as it
-# says. It waits until kubejoin grants it, but not beyond the time end. It sets granted to the time of the grant.
+# says. It waits until kubejoin grants it, but not beyond the time end. Many machines may wait, so that no pause is shorter
+# than 10 s. It sets granted to the time of the grant.
 request_join() {
     noted=
     repeat=0
@@ -74,7 +75,7 @@ request_join() {
             noted=$why
             repeat=$((now + 60))
         fi
-        after=${after:-10}
+        [ "${after:-0}" -ge 10 ] || after=10
         [ "$after" -le "$left" ] || after=$left
         sleep "$after"
     done

@@ -325,7 +325,7 @@ func TestMachineWaitsForToken(t *testing.T) {
 		"lines":               {problem(403, "a\nkubejoin: forged"), "127.0.0.1:PORT returns HTTP 403", "10"},
 		"no detail":           {answer{status: 403}, "127.0.0.1:PORT returns HTTP 403", "10"},
 		"no machines":         {answer{status: 404, body: "404 page not found\n"}, "127.0.0.1:PORT has no machines (HTTP 404)", "10"},
-		"throttled":           {answer{429, "", "3"}, "127.0.0.1:PORT returns HTTP 429", "3"},
+		"throttled":           {answer{429, "", "1"}, "127.0.0.1:PORT returns HTTP 429", "10"},
 		"out of service":      {answer{503, `{"detail":"the store is down"}`, "25"}, "the store is down", "25"},
 		"for a long time":     {answer{503, "", "86400"}, "127.0.0.1:PORT returns HTTP 503", "30"},
 		"a page":              {answer{status: 200, body: "<html>log in</html>"}, "127.0.0.1:PORT returns no token", "10"},

@@ -343,7 +343,7 @@ request_join() {
             noted=$why
             repeat=$((now + 60))
         fi
-        after=${after:-10}
+        [ "${after:-0}" -ge 10 ] || after=10
         [ "$after" -le "$left" ] || after=$left
         sleep "$after"
     done
