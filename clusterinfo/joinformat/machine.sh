@@ -43,43 +43,51 @@ CONFIG
 }
 
 # request_join writes the JoinConfiguration for this machine to join.yaml, and sets token, control_plane and taint as it
-# says. It waits until kubejoin grants it, but not beyond the time end. Many machines may wait, so that no pause is shorter
-# than 10 s. It sets granted to the time of the grant.
+# says. It waits until kubejoin grants it, but not beyond the time end. The machine renews its token from the time renew on.
+# Before the time lasts, a minute before the token at hand expires, one failure ends the wait, and noted is its reason.
+# Many machines may wait, so that no pause is shorter than 10 s.
 request_join() {
-    noted=
-    repeat=0
     while :; do
-        if fetch "$tmp/join.yaml" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
+        if fetch "$tmp/join" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
             --cert "$tmp/machine.crt" --key "$key" --cacert "$tmp/ca.crt" --capath "$tmp/none"; then
-            token=$(sed -n "s/^ *token: [\"']*\([a-z0-9]\{6\}\.[a-z0-9]\{16\}\)[\"']*\$/\1/p" "$tmp/join.yaml")
-            [ -z "$token" ] || break
+            given=$(sed -n "s/^ *token: [\"']*\([a-z0-9]\{6\}\.[a-z0-9]\{16\}\)[\"']*\$/\1/p" "$tmp/join")
+            [ -z "$given" ] || break
         fi
+        now=$(seconds)
         case $curl:$http in
         0:200) why="$endpoint returns no token" ;;
         0:401)
-            why=$(detail "$tmp/join.yaml")
+            why=$(detail "$tmp/join")
             why=${why:-kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words}
             ;;
         0:404) why="$endpoint has no machines (HTTP 404)" ;;
         0:*)
-            why=$(detail "$tmp/join.yaml")
+            why=$(detail "$tmp/join")
             why=${why:-$endpoint returns HTTP $http}
-            [ "$http" != 400 ] || die 1 "$endpoint refuses this machine: $why"
+            [ "$http" != 400 ] || [ "$now" -lt "$lasts" ] || die 1 "$endpoint refuses this machine: $why"
             ;;
         esac
-        now=$(seconds)
         left=$((end - now))
-        [ "$left" -gt 0 ] || die 4 "waited $timeout s for a token from $endpoint: $why$clock"
+        [ "$left" -gt 0 ] || [ "$now" -lt "$lasts" ] || die 4 "waited $timeout s for a token from $endpoint: $why$clock"
         if [ "$why" != "$noted" ] || [ "$now" -ge "$repeat" ]; then
             say "waiting: $why$clock"
             noted=$why
             repeat=$((now + 60))
         fi
         [ "${after:-0}" -ge 10 ] || after=10
+        if [ "$now" -lt "$lasts" ]; then
+            renew=$((now + after))
+            return
+        fi
         [ "$after" -le "$left" ] || after=$left
         sleep "$after"
     done
-    granted=$(seconds)
+    mv "$tmp/join" "$tmp/join.yaml"
+    token=$given
+    noted=
+    now=$(seconds)
+    renew=$((now + 300))
+    lasts=$((now + 840))
     control_plane=$(sed -n 's/^controlPlane:.*/yes/p' "$tmp/join.yaml")
     taint=
     if grep -q '^ *key: kubejoin.io/joining$' "$tmp/join.yaml"; then

@@ -394,6 +394,9 @@ main() {
     say "verified the cluster CA of $endpoint"
 #machine     find_node "$@"
 #machine     prove_machine
+#machine     noted=
+#machine     repeat=0
+#machine     lasts=0
 #machine     request_join
 #machine     [ "$node" != "$named" ] || set -- --node-name "$named" "$@"
     if [ "$kubeadm" = yes ]; then

@@ -517,6 +517,58 @@ func TestMachineRenewsTokenWhileItWaitsForTurn(t *testing.T) {
 	}
 }
 
+// A short outage must not end the wait for the turn: a token lasts 15 minutes. Catches also a script that goes on with a token
+// that has expired, or that kubejoin has deleted.
+func TestMachineKeepsTokenIfItGetsNoOther(t *testing.T) {
+	t.Parallel()
+	given := func(token string) answer {
+		return granted(t, func(j *joinformat.Join) { j.CertificateKey, j.Token = mustKey(t), mustToken(t, token+"."+secret) })
+	}
+	a, b, down := given("aaaaaa"), given("bbbbbb"), problem(503, "the store is down")
+	wait := func(n int, then ...answer) []answer { // each takes 120 s
+		return append(slices.Repeat([]answer{problem(409, "control-2 has been joining")}, n), then...)
+	}
+	for name, test := range map[string]struct {
+		answers, turns []answer
+		timeout        string
+		code           int
+		token          string // that kubeadm gets
+	}{
+		"out of service": {[]answer{a, down}, wait(4), "300", 0, "aaaaaa"},
+		"short timeout":  {[]answer{a, down}, wait(4), "100", 0, "aaaaaa"},
+		"bad request":    {[]answer{a, problem(400, "no")}, wait(4), "300", 0, "aaaaaa"},
+		"no token":       {[]answer{a, {status: 200, body: "<html>"}}, wait(4), "300", 0, "aaaaaa"},
+		"for 14 minutes": {[]answer{a, down}, wait(10), "300", 4, ""},
+		"then renewed":   {[]answer{a, down, b}, wait(4), "300", 0, "bbbbbb"},
+		"deleted":        {[]answer{a, down, down, b}, wait(3, answer{status: 401}), "300", 0, "bbbbbb"},
+		"no turns":       {[]answer{down, a, b}, []answer{{status: 401}}, "300", 0, "aaaaaa"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serveMachines(t, test.answers...)
+			s.turns = test.turns
+			m := s.machine(t, s.join)
+			m.advance(t, 40)
+			output, code := m.run(t, "--timeout", test.timeout)
+			if code != test.code {
+				t.Fatalf("got exit code %d, want %d:\n%s", code, test.code, output)
+			}
+			if code != 0 {
+				m.untouched(t)
+			} else if got := m.read(t, "config"); got != given(test.token).body+"timeouts:\n  etcdAPICall: 20m0s\n" || s.bearers[len(s.bearers)-1] != "Bearer "+test.token+"."+secret {
+				t.Errorf("got requests for a turn with %q, and configuration\n%s\n%s", s.bearers, got, output)
+			}
+		})
+	}
+	s := serveMachines(t, a, answer{503, "", "30"})
+	s.turns = wait(20)
+	m := s.machine(t, s.join)
+	m.advance(t, 7) // each turn takes 21 s
+	if output, code := m.run(t); code != 0 || s.requests() != 5 {
+		t.Errorf("got exit code %d and %d requests, want a pause of 30 s between 4 renewals:\n%s", code, s.requests(), output)
+	}
+}
+
 // Without a token, --diagnose must not report an error about one.
 func TestMachineDiagnoses(t *testing.T) {
 	t.Parallel()

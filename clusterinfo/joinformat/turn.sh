@@ -25,6 +25,12 @@ take_turn() {
     reached=
     [ "$turns" != "$endpoint" ] || reached=yes
     until request_turn POST; do
+#machine         # If a response to request_join was lost, kubejoin has deleted the token at hand.
+#machine         if [ "$http" = 401 ] && [ -n "$noted" ]; then
+#machine             lasts=0
+#machine             request_join
+#machine             continue
+#machine         fi
         case $http in
         000)
             if [ -z "$reached" ] && [ "$(seconds)" -ge "$((begin + 30))" ]; then
@@ -56,7 +62,7 @@ take_turn() {
         [ "$why" = "$logged" ] || say "waiting for the turn to join: $why"
         logged=$why
         # The other members may take longer than the token of a machine lasts.
-#machine         [ "$(seconds)" -lt "$((granted + 300))" ] || request_join
+#machine         [ "$(seconds)" -lt "$renew" ] || request_join
         sleep 5
     done
     say 'it is the turn of this machine to join'

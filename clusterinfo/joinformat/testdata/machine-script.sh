@@ -184,6 +184,11 @@ take_turn() {
     reached=
     [ "$turns" != "$endpoint" ] || reached=yes
     until request_turn POST; do
+        if [ "$http" = 401 ] && [ -n "$noted" ]; then
+            lasts=0
+            request_join
+            continue
+        fi
         case $http in
         000)
             if [ -z "$reached" ] && [ "$(seconds)" -ge "$((begin + 30))" ]; then
@@ -214,7 +219,7 @@ take_turn() {
         fi
         [ "$why" = "$logged" ] || say "waiting for the turn to join: $why"
         logged=$why
-        [ "$(seconds)" -lt "$((granted + 300))" ] || request_join
+        [ "$(seconds)" -lt "$renew" ] || request_join
         sleep 5
     done
     say 'it is the turn of this machine to join'
@@ -314,40 +319,47 @@ CONFIG
 }
 
 request_join() {
-    noted=
-    repeat=0
     while :; do
-        if fetch "$tmp/join.yaml" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
+        if fetch "$tmp/join" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
             --cert "$tmp/machine.crt" --key "$key" --cacert "$tmp/ca.crt" --capath "$tmp/none"; then
-            token=$(sed -n "s/^ *token: [\"']*\([a-z0-9]\{6\}\.[a-z0-9]\{16\}\)[\"']*\$/\1/p" "$tmp/join.yaml")
-            [ -z "$token" ] || break
+            given=$(sed -n "s/^ *token: [\"']*\([a-z0-9]\{6\}\.[a-z0-9]\{16\}\)[\"']*\$/\1/p" "$tmp/join")
+            [ -z "$given" ] || break
         fi
+        now=$(seconds)
         case $curl:$http in
         0:200) why="$endpoint returns no token" ;;
         0:401)
-            why=$(detail "$tmp/join.yaml")
+            why=$(detail "$tmp/join")
             why=${why:-kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words}
             ;;
         0:404) why="$endpoint has no machines (HTTP 404)" ;;
         0:*)
-            why=$(detail "$tmp/join.yaml")
+            why=$(detail "$tmp/join")
             why=${why:-$endpoint returns HTTP $http}
-            [ "$http" != 400 ] || die 1 "$endpoint refuses this machine: $why"
+            [ "$http" != 400 ] || [ "$now" -lt "$lasts" ] || die 1 "$endpoint refuses this machine: $why"
             ;;
         esac
-        now=$(seconds)
         left=$((end - now))
-        [ "$left" -gt 0 ] || die 4 "waited $timeout s for a token from $endpoint: $why$clock"
+        [ "$left" -gt 0 ] || [ "$now" -lt "$lasts" ] || die 4 "waited $timeout s for a token from $endpoint: $why$clock"
         if [ "$why" != "$noted" ] || [ "$now" -ge "$repeat" ]; then
             say "waiting: $why$clock"
             noted=$why
             repeat=$((now + 60))
         fi
         [ "${after:-0}" -ge 10 ] || after=10
+        if [ "$now" -lt "$lasts" ]; then
+            renew=$((now + after))
+            return
+        fi
         [ "$after" -le "$left" ] || after=$left
         sleep "$after"
     done
-    granted=$(seconds)
+    mv "$tmp/join" "$tmp/join.yaml"
+    token=$given
+    noted=
+    now=$(seconds)
+    renew=$((now + 300))
+    lasts=$((now + 840))
     control_plane=$(sed -n 's/^controlPlane:.*/yes/p' "$tmp/join.yaml")
     taint=
     if grep -q '^ *key: kubejoin.io/joining$' "$tmp/join.yaml"; then
@@ -1076,6 +1088,9 @@ main() {
     say "verified the cluster CA of $endpoint"
     find_node "$@"
     prove_machine
+    noted=
+    repeat=0
+    lasts=0
     request_join
     [ "$node" != "$named" ] || set -- --node-name "$named" "$@"
     if [ "$kubeadm" = yes ]; then
