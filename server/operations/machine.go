@@ -198,10 +198,12 @@ func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by
 // addMachine adds one machine, unless it is there.
 func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens.Machine, dryRun bool) (c tokens.Claim, result string, err error) {
 	node := s.Node
-	for range changeAttempts {
-		c, err = o.Claims.Get(ctx, node, tokens.Live)
-		if errors.Is(err, tokens.ErrNotFound) {
-			c, err = tokens.Claim{Node: node}, nil
+	for try := range changeAttempts {
+		c, err = tokens.Claim{Node: node}, nil // mostly, the name has no claim: if it has one, the write fails
+		if try > 0 || dryRun {
+			if c, err = o.Claims.Get(ctx, node, tokens.Live); errors.Is(err, tokens.ErrNotFound) {
+				c, err = tokens.Claim{Node: node}, nil
+			}
 		}
 		if err == nil && c.Machine.IsZero() && !s.Replace {
 			err = o.checkUnused(ctx, c)
@@ -223,7 +225,7 @@ func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens
 		if after.Machine = m; dryRun {
 			return after, api.MachineAdded, nil
 		}
-		if c, err = tokens.CommitClaim(ctx, o.Claims, c, after); !errors.Is(err, tokens.ErrConflict) {
+		if c, err = tokens.CommitClaim(ctx, o.Claims, c, after); !errors.Is(err, tokens.ErrConflict) && !(try == 0 && errors.Is(err, tokens.ErrExists)) {
 			break
 		}
 	}

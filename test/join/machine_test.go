@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -253,4 +254,31 @@ func TestCopyOfKeyIsReported(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestTenThousandMachines adds and lists many machines, and logs how long that takes.
+func TestTenThousandMachines(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.NewSite(t, cluster.Options{})
+	const size = 10_000
+	rows := make([]string, 0, size+1)
+	rows = append(rows, "node,key")
+	for i := range size {
+		rows = append(rows, fmt.Sprintf("node-%d,sha256:%016x%048d", i, i, 0))
+	}
+	file := filepath.Join(s.WorkDir, "machines.csv")
+	must.OK(t, os.WriteFile(file, []byte(strings.Join(rows, "\n")+"\n"), 0o600))
+	began := time.Now()
+	stdout, stderr, code := s.RunKubejoin(t, "machine", "add", "-f", file)
+	if added := strings.Count(stdout, api.MachineAdded); code != 0 || added != size {
+		t.Fatalf("exit code %d, %d machines added, want %d\n%s", code, added, size, stderr)
+	}
+	t.Logf("added in %s", time.Since(began).Round(100*time.Millisecond))
+	for _, where := range []string{"--kubeconfig=" + s.Kubeconfig(), "--curlrc=" + s.Curlrc()} {
+		began = time.Now()
+		listed := strings.Count(tool(t, "machine", "list", "-o", "name", where), "\n")
+		if t.Logf("listed in %s with %s", time.Since(began).Round(10*time.Millisecond), where); listed != size {
+			t.Errorf("%d machines listed with %s, want %d", listed, where, size)
+		}
+	}
 }
