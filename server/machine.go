@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -56,7 +55,7 @@ func (h *handler) isMachine(r *http.Request) bool {
 func (h *handler) joinMachine(r *call) (web.Response, error) {
 	node, key, ok := machineKey(r.Request)
 	if _, given := r.Header["Authorization"]; given || !ok || node != chi.URLParam(r.Request, "node") {
-		return web.Response{}, unauthenticated(fmt.Errorf("%w: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE of the node in the path", auth.ErrBadCredentials))
+		return web.Response{}, web.NewProblem("unauthorized", "authentication required: a machine proves its key with one self-signed client certificate, with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(auth.ErrBadCredentials)
 	}
 	r.log(slog.String("node", node), slog.String("key", key))
 	nodes := h.Certificates.Authority.Nodes

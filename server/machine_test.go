@@ -227,7 +227,7 @@ func TestAddsAllMachinesOrNone(t *testing.T) {
 		machineSpecs(t, a, api.MachineSpec{Node: "a", Key: fingerprints[1]}):                                                      {"items[1].node"},
 		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: fingerprints[0]}):                                                      {"items[1].key"},
 		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: "sha256:7f0000013f54dcc1" + strings.Repeat("5e", 24)}):                 {"items[1].key"},
-		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: fingerprints[1], TTL: "1y"}, api.MachineSpec{Node: "c", Key: "lusab"}):               {"items[1].ttl", "items[2].key"},
+		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: fingerprints[1], TTL: "1y"}, api.MachineSpec{Node: "c", Key: "lusab"}): {"items[1].ttl", "items[2].key"},
 		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: fingerprints[1], NodeLabels: []string{"a=b"}}):                         {"items[1].nodeLabels"}, // standalone
 		machineSpecs(t, a, api.MachineSpec{Node: "b", Key: fingerprints[1], Role: "king"}):                                        {"items[1].role"},
 		machineSpecs(t, a, api.MachineSpec{Node: "kubejoin", Key: fingerprints[1]}):                                               {"items[1].node"},

@@ -25,7 +25,7 @@ take_turn() {
     reached=
     [ "$turns" != "$endpoint" ] || reached=yes
     until request_turn POST; do
-#machine         # If a response to request_join was lost, kubejoin has deleted the token at hand.
+#machine         # kubejoin deletes the token at hand before it makes another one, also if that fails or its response is lost.
 #machine         if [ "$http" = 401 ] && [ -n "$noted" ]; then
 #machine             lasts=0
 #machine             request_join
