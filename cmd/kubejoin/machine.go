@@ -520,10 +520,10 @@ func (f *machineFile) check() error {
 	for i, spec := range f.specs {
 		key, err := operations.CheckMachine(spec)
 		invalid := fieldProblems(err)
-		for field, value := range map[string]string{"node": spec.Node, "key": cmp.Or(tokens.Words(key), key)} {
-			at, found := first[field+value]
-			if found && value != "" {
-				invalid = append(invalid, api.InvalidField(field, "line %d has the same", f.lines[at])...)
+		for _, once := range [][3]string{{"node", "node name", spec.Node}, {"key", "fingerprint", cmp.Or(tokens.Words(key), key)}} {
+			field, what, value := once[0], once[1], once[2]
+			if at, found := first[field+value]; found && value != "" {
+				invalid = append(invalid, api.InvalidField(field, "line %d has the same %s", f.lines[at], what)...)
 			}
 			first[field+value] = i
 		}
