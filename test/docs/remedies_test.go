@@ -68,6 +68,7 @@ var remedies = []remedy{
 	{"server/rejoin.go", "If you do not expect this", "TestServerBindsKeys"},
 	{"server/turn.go", "if that machine no longer joins", "TestControlPlanesTakeTurns"},
 	{"signer/admission/identity.go", "if that key is lost", "TestBindsOneKey"},
+	{"signer/admission/machine.go", "if its machine was reinstalled", "TestStandaloneMachineProvesUntilItHasJoined"},
 	{"signer/admission/plan.go", "now uses its certificate; if that machine is gone", "TestStandaloneRenewalConfirmsClaim"},
 	{"signer/admission/plan.go", "if only one machine uses this name", "TestAdmitsThreeKeysUntilNodeRegisters"},
 	{"signer/admission/plan.go", "if its machine no longer exists", "TestAdmitAppliesLimitsOfToken"},

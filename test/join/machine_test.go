@@ -213,7 +213,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 func joinsWithKey(t *testing.T, s *harness.Site) {
 	t.Helper()
 	key := harness.NewMachineKey(t, s.WorkDir, "machine-1")
-	tool(t, "machine", "add", "machine-1", "--key-file="+key.Public, "--curlrc="+s.Curlrc(), "--ttl=1h")
+	tool(t, "machine", "add", "machine-1", "--key-file="+key.Public, "--url=https://"+s.Endpoint, "--curlrc="+s.Curlrc(), "--ttl=1h")
 	script := machineFile(t, s, "&node=machine-1", "script")
 	for range 2 {
 		node := must.Value(s.Boot("machine-1", true, "sh", script, "--key", key.File))(t)
@@ -274,9 +274,9 @@ func TestTenThousandMachines(t *testing.T) {
 		t.Fatalf("exit code %d, %d machines added, want %d\n%s", code, added, size, stderr)
 	}
 	t.Logf("added in %s", time.Since(began).Round(100*time.Millisecond))
-	for _, where := range []string{"--kubeconfig=" + s.Kubeconfig(), "--curlrc=" + s.Curlrc()} {
+	for _, where := range [][]string{{"--kubeconfig=" + s.Kubeconfig()}, {"--url=https://" + s.Endpoint, "--curlrc=" + s.Curlrc()}} {
 		began = time.Now()
-		listed := strings.Count(tool(t, "machine", "list", "-o", "name", where), "\n")
+		listed := strings.Count(tool(t, append([]string{"machine", "list", "-o", "name"}, where...)...), "\n")
 		if t.Logf("listed in %s with %s", time.Since(began).Round(10*time.Millisecond), where); listed != size {
 			t.Errorf("%d machines listed with %s, want %d", listed, where, size)
 		}
