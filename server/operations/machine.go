@@ -30,7 +30,7 @@ func MachineKey(text string) (string, error) {
 		return low, nil
 	}
 	if strings.Contains(text, "PRIVATE KEY-----") {
-		return "", errors.New("a private key is given, want the public key: openssl pkey -in FILE -pubout; kubejoin never needs the private key")
+		return "", errors.New("a private key is given, want the public key: openssl pkey -in FILE -pubout, or ssh-keygen -y -f FILE; kubejoin never needs the private key")
 	}
 	var der []byte
 	var key crypto.PublicKey
@@ -219,7 +219,16 @@ func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens
 			m = c.Machine
 			m.Key = key
 		case !c.Machine.IsZero():
-			return c, api.MachineFailed, &tokens.Refusal{Reason: "machine-exists", Message: "node name " + node + " has a machine with another key or other limits, or it is revoked or expired; to replace it: kubejoin machine delete " + node}
+			what := "with other limits"
+			switch {
+			case c.Machine.Revoked:
+				what = "whose key is barred"
+			case !c.Machine.HasKey(m.Key) && !m.HasKey(c.Machine.Key):
+				what = "with another key"
+			case c.Machine.Expired(m.Added):
+				what = "that has expired"
+			}
+			return c, api.MachineFailed, &tokens.Refusal{Reason: "machine-exists", Message: "node name " + node + " has a machine " + what + "; to replace it: kubejoin machine delete " + node}
 		}
 		after := c.Clone()
 		if after.Machine = m; dryRun {
@@ -364,6 +373,9 @@ func (o *Operations) deleteMachineToken(ctx context.Context, m tokens.Machine) e
 func (o *Operations) MachineJoin(ctx context.Context, req api.PrintMachineJoin) (joinformat.Format, []byte, error) {
 	var errs []error
 	format, err := joinformat.FindFormat(cmp.Or(req.Format, api.FormatScript))
+	if err == nil {
+		err = format.CheckMachine()
+	}
 	if err != nil {
 		errs = append(errs, api.InvalidField("format", "%v", err))
 	}

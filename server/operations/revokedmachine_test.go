@@ -14,8 +14,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// Catches a machine whose key was barred, and that is added again before somebody has deleted it.
-func TestAddsNoRevokedMachine(t *testing.T) {
+// Catches a machine whose key was barred, and that is added again before somebody has deleted it. The error must name the cause.
+func TestNamesWhyMachineExists(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims()}
 	req := api.AddMachines{Items: []api.MachineSpec{{Node: "worker-1", Key: "lusab-babad-gutih-tugad"}}}
 	add := func() (api.MachineList, error) {
@@ -25,10 +25,33 @@ func TestAddsNoRevokedMachine(t *testing.T) {
 	if list, err := add(); err != nil || list.Items[0].Result != api.MachineUnchanged {
 		t.Errorf("again: got %+v, %v, want %s", list, err, api.MachineUnchanged)
 	}
-	must.Value(storetest.UpdateClaim(t.Context(), o.Claims, "worker-1", func(c *tokens.Claim) error { c.Machine.Revoked = true; return nil }))(t)
-	refused := (*tokens.Refusal)(nil)
-	if _, err := add(); !errors.As(err, &refused) || refused.Reason != "machine-exists" {
-		t.Errorf("revoked: got %v, want machine-exists", err)
+	for want, change := range map[string]func(*tokens.Machine){
+		"whose key is barred": func(m *tokens.Machine) { m.Revoked = true },
+		"with another key":    func(m *tokens.Machine) { m.Key = "zuzuz-zuzuz-zuzuz-zuzuz" },
+		"with other limits":   func(m *tokens.Machine) { m.Replace = true },
+		"that has expired":    func(m *tokens.Machine) { m.Expires = m.Added },
+	} {
+		known := must.Value(o.Claims.Get(t.Context(), "worker-1", tokens.Live))(t).Machine
+		set := func(m tokens.Machine) {
+			must.Value(storetest.UpdateClaim(t.Context(), o.Claims, "worker-1", func(c *tokens.Claim) error { c.Machine = m; return nil }))(t)
+		}
+		changed := known
+		change(&changed)
+		set(changed)
+		refused := (*tokens.Refusal)(nil)
+		if _, err := add(); !errors.As(err, &refused) || refused.Reason != "machine-exists" || !strings.Contains(refused.Message, " has a machine "+want+"; ") {
+			t.Errorf("got %v, want machine-exists %s", err, want)
+		}
+		set(known)
+	}
+}
+
+// Catches an error about a token, which a caller who wants a document for machines does not have.
+func TestMachineJoinNeedsDocumentWithoutToken(t *testing.T) {
+	o := &operations.Operations{}
+	_, _, err := o.MachineJoin(t.Context(), api.PrintMachineJoin{Format: "json", Endpoint: "join.example.com:9443"})
+	if invalid := (api.InvalidFields)(nil); !errors.As(err, &invalid) || invalid[0].Field != "format" || !strings.Contains(invalid[0].Detail, "want one of cloud-config, ignition, script") {
+		t.Errorf("got %v, want an error about format", err)
 	}
 }
 
