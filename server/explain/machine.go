@@ -23,7 +23,7 @@ func (v *view) unproven(nobody string) bool {
 		v.say(NothingArrived, time.Time{}, "%s; token %s of its machine has ended; start its script again, which proves the key again", nobody, m.TokenID)
 	default:
 		v.say(NothingArrived, time.Time{}, "%s; its machine was added %s and has not proven its key; start it with the script of 'kubejoin machine print-join-command'", nobody, ago(m.Added, v.now))
-		v.next("the keys that kubejoin does not know are in", "kubejoin machine list --pending")
+		v.next("the keys that kubejoin does not know are in", "kubejoin machine list --pending --url https://HOST:PORT")
 	}
 	return true
 }

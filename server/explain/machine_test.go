@@ -37,8 +37,8 @@ func TestExplainsMachine(t *testing.T) {
 	}{
 		"has not proven its key": {
 			facts: explain.Facts{Machine: never}, state: explain.NothingArrived,
-			sentence: nobody + "; its machine was added 3 h ago and has not proven its key; start it with the script of 'kubejoin machine print-join-command'; the keys that kubejoin does not know are in: kubejoin machine list --pending",
-			next:     []string{"kubejoin machine list --pending"},
+			sentence: nobody + "; its machine was added 3 h ago and has not proven its key; start it with the script of 'kubejoin machine print-join-command'; the keys that kubejoin does not know are in: kubejoin machine list --pending --url https://HOST:PORT",
+			next:     []string{"kubejoin machine list --pending --url https://HOST:PORT"},
 		},
 		"has a token": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: all, ClusterInfo: info(t, ca, got)}, state: explain.NothingArrived,
@@ -55,7 +55,7 @@ func TestExplainsMachine(t *testing.T) {
 		},
 		"has not proven its key, tokens unread": {
 			facts: explain.Facts{Machine: never, Unread: []api.UnreadFact{{Fact: explain.FactTokens}}}, state: explain.NothingArrived,
-			next: []string{"kubejoin machine list --pending"},
+			next: []string{"kubejoin machine list --pending --url https://HOST:PORT"},
 		},
 		"revoked": {
 			facts: explain.Facts{Machine: revoked, Tokens: all, Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"}}, state: explain.Revoked,
