@@ -32,7 +32,8 @@ for this one node name and 15 minutes. So user data and disk images need no secr
 
   1. kubejoin machine print-join-command prints a script or user data, the same for all machines
   2. kubejoin machine add NAME --key KEY adds a machine; KEY is what its console shows
-  3. kubejoin machine list shows which machines have joined`,
+  3. kubejoin machine list shows which machines have got a token, and kubejoin explain NAME
+     whether a machine has joined`,
 	}, machineAddCommand(), machineListCommand(), machineGetCommand(), machineDeleteCommand(), machinePrintJoinCommand())
 }
 
@@ -166,7 +167,7 @@ func (o *machineAddOptions) add(ctx context.Context, cmd *cobra.Command, r *remo
 			progress(cmd, "%d of %d machines sent", len(all.Items), len(machines.specs))
 		}
 	}
-	if stopped != nil && machines.name != "" {
+	if stopped != nil && len(all.Items) > 0 {
 		stopped = fmt.Errorf("%w; %d of %d machines were sent before: repeat the command", stopped, len(all.Items), len(machines.specs))
 	}
 	if failed > 0 {
@@ -241,10 +242,11 @@ key yet), got-token (it got a token), expired, revoked, or cloned (machines prov
 Node that is Ready, so another machine may have a copy of the key). -o wide adds the key, who
 added the machine, and its last token.
 
---pending lists machines that have proven a key that no machine has, in the last hour. Anyone
-who reaches the server can prove a key of their own under any name: compare the words with
-those on the console of the machine before you add it. Each replica of a kubejoin server has
-these handshakes in its memory, and shows its own.` + remoteHelp,
+--pending lists handshakes of the last hour with a key that kubejoin did not know under this
+node name, also of machines that were added since. Anyone who reaches the server can prove a
+key of their own under any name: compare the words with those on the console of the machine
+before you add it. Each replica of a kubejoin server has these handshakes in its memory, and
+shows its own.` + remoteHelp,
 		Example: `  kubejoin machine list
   kubejoin machine list --pending --url https://join.example.com:9443`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -267,7 +269,7 @@ these handshakes in its memory, and shows its own.` + remoteHelp,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.pending, "pending", false, "list handshakes with keys that no machine has")
+	cmd.Flags().BoolVar(&o.pending, "pending", false, "list handshakes with unknown keys")
 	o.output.register(cmd, "text", "wide")
 	o.remoteOptions.register(cmd)
 	return cmd
@@ -462,7 +464,7 @@ func (f *machineFile) csv(content []byte) (items []any, err error) {
 		return nil, nil
 	}
 	if err == nil && !(slices.Contains(header, "node") && slices.Contains(header, "key")) {
-		err = errors.New("line 1: want the names of the columns, with node and key")
+		err = errors.New("line 1: want the names of the columns, separated by commas, with node and key")
 	}
 	for err == nil {
 		var row []string
@@ -479,8 +481,8 @@ func (f *machineFile) csv(content []byte) (items []any, err error) {
 			case cell == "":
 			case name == "nodeLabels" || name == "nodeTaints":
 				item[name] = strings.Fields(cell)
-			case name == "replace" && (cell == "true" || cell == "false"):
-				item[name] = cell == "true"
+			case name == "replace" && (strings.EqualFold(cell, "true") || strings.EqualFold(cell, "false")): // spreadsheets write TRUE
+				item[name] = strings.EqualFold(cell, "true")
 			default:
 				item[name] = cell
 			}
