@@ -96,6 +96,9 @@ func (h *handler) joinMachine(r *call) (web.Response, error) {
 	} else if err != nil {
 		result = "failed"
 	}
+	if result == "granted" {
+		h.pending.forget(key)
+	}
 	h.results.machines.WithLabelValues(result).Inc()
 	if p := (*web.Problem)(nil); err != nil && !errors.As(err, &p) && !errors.As(err, new(*tokens.Refusal)) {
 		err = web.NewProblem("store-unavailable", "the token of the machine cannot be stored now; retry").Unavailable(err)
@@ -153,7 +156,7 @@ func (h *handler) endToken(ctx context.Context, id string) error {
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
-	return web.NewProblem("unauthorized", "kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add %s --key %s", node, tokens.Words(key))
+	return web.NewProblem("unauthorized", "kubejoin knows no machine %s with this key: on the cluster, run: kubejoin machine add %[1]s --key %s", node, tokens.Words(key))
 }
 
 // addMachines adds machines with keys of their own.
@@ -264,6 +267,13 @@ func (p *pendingMachines) newest() []api.PendingMachine {
 		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Key, b.Key))
 	})
 	return all
+}
+
+// forget removes a key that a machine has.
+func (p *pendingMachines) forget(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.byKey, key)
 }
 
 // list returns the entries, the newest first.

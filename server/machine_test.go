@@ -181,7 +181,7 @@ func TestReportsCopyOfMachine(t *testing.T) {
 	if n := s.gauge(t, "kubejoin_machine_proofs_total", "cloned"); n != 1 {
 		t.Errorf("got %g proofs of copies, want 1", n)
 	}
-	if got := must.Get(s.by(adminBearer).ListMachines(t.Context())); len(got.Items) != 1 || !got.Items[0].Cloned {
+	if got := must.Get(s.by(adminBearer).ListMachines(t.Context())); len(got.Items) != 1 || got.Items[0].State != api.MachineCloned {
 		t.Errorf("got %+v, want a cloned machine", got)
 	}
 }
@@ -420,7 +420,7 @@ func TestFloodOfUnknownKeysStopsNoMachine(t *testing.T) {
 		must.OK(t, json.Unmarshal([]byte(body), &list))
 		return list.Items
 	}
-	if status, body := served(handler, unknownKey("198.51.100.1", "waits", 0)); status != 401 || !strings.Contains(body, `"kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add waits --key `) {
+	if status, body := served(handler, unknownKey("198.51.100.1", "waits", 0)); status != 401 || !strings.Contains(body, `"kubejoin knows no machine waits with this key: on the cluster, run: kubejoin machine add waits --key `) {
 		t.Fatalf("got %d %s, want 401 with the next command", status, body)
 	}
 	address := func(i int) string { return fmt.Sprintf("192.0.%d.%d", i/250, i%250+1) }

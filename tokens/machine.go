@@ -82,7 +82,7 @@ func (m Machine) HasWordsOf(key string) bool {
 	return words != "" && (m.Key == words || Words(m.Key) == words)
 }
 
-// HasKey reports whether key is the key of the machine, as far as it is known.
+// HasKey reports whether key is the key of the machine, or has its words if only they are known.
 func (m Machine) HasKey(key string) bool { return key != "" && (m.Key == key || m.Key == Words(key)) }
 
 // Expired reports whether the machine can no longer prove its key.

@@ -58,7 +58,7 @@ request_join() {
         0:200) why="$endpoint returns no token" ;;
         0:401)
             why=$(detail "$tmp/join")
-            why=${why:-kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add $node --key $words}
+            why=${why:-kubejoin knows no machine $node with this key: on the cluster, run: kubejoin machine add $node --key $words}
             ;;
         0:404) why="$endpoint has no machines (HTTP 404)" ;;
         0:*)

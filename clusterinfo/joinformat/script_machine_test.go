@@ -173,7 +173,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 			words := m.wordsOf(t, "var/keys/machine.key")
 			for _, line := range []string{
 				"kubejoin: this machine is worker-7, the fingerprint of its key is " + words + "\n",
-				"kubejoin: waiting: kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add worker-7 --key " + words + "\n",
+				"kubejoin: waiting: kubejoin knows no machine worker-7 with this key: on the cluster, run: kubejoin machine add worker-7 --key " + words + "\n",
 				"kubejoin: this machine has joined\n",
 			} {
 				if strings.Count(output, line) != 1 {
@@ -319,7 +319,7 @@ func TestMachineWaitsForToken(t *testing.T) {
 	}{
 		"unknown key":         {problem(401, "kubejoin does not know this key, a-b: run: c"), "kubejoin does not know this key, a-b: run: c\n", "10"},
 		"no proof":            {problem(401, "this server does not accept these credentials"), "this server does not accept these credentials\n", "10"},
-		"no detail of a key":  {answer{status: 401}, "kubejoin does not know the key of this machine: on the cluster, run: kubejoin machine add worker-7 --key ", "10"},
+		"no detail of a key":  {answer{status: 401}, "kubejoin knows no machine worker-7 with this key: on the cluster, run: kubejoin machine add worker-7 --key ", "10"},
 		"not granted":         {problem(403, `the Node \u001b]0;a\u0007 worker-7 exists: run: kubejoin machine allow worker-7`), `the Node \u001b]0;a\u0007 worker-7 exists: run: kubejoin machine allow worker-7`, "10"},
 		"control characters":  {problem(403, "a\x1b]0;title\x07\xc2\x9b\r\b"), "a]0;title\n", "10"},
 		"lines":               {problem(403, "a\nkubejoin: forged"), "127.0.0.1:PORT returns HTTP 403", "10"},
@@ -385,7 +385,7 @@ func TestMachineRepeatsWhatItWaitsFor(t *testing.T) {
 	m := s.machine(t, s.join)
 	m.advance(t, 10)
 	output, code := m.run(t)
-	if code != 0 || strings.Count(output, "waiting: kubejoin does not know") != 3 || strings.Count(output, "waiting: the rule is off") != 1 {
+	if code != 0 || strings.Count(output, "waiting: kubejoin knows no machine") != 3 || strings.Count(output, "waiting: the rule is off") != 1 {
 		t.Errorf("got exit code %d, want 3 lines for 120 s, and 1:\n%s", code, output)
 	}
 }

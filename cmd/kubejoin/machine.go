@@ -207,26 +207,12 @@ func (o *output) machines(w io.Writer, object any, items []api.Machine) error {
 		columns = append(columns, "KEY", "ADDED-BY", "TOKEN")
 	}
 	return list(o, w, object, items, machineNode, columns, func(m api.Machine) []string {
-		row := []string{m.Node, m.Fingerprint, cmp.Or(m.Role, "worker"), age(m.Added, now), stamp(m.Expires, "<never>"), machineState(m, now)}
+		row := []string{m.Node, m.Fingerprint, cmp.Or(m.Role, "worker"), age(m.Added, now), stamp(m.Expires, "<never>"), m.State}
 		if o.format == "wide" {
 			row = append(row, orNone(m.Key), orNone(m.AddedBy), orNone(m.Token))
 		}
 		return row
 	})
-}
-
-func machineState(m api.Machine, now time.Time) string {
-	switch {
-	case m.Revoked:
-		return "revoked"
-	case m.Cloned:
-		return "cloned"
-	case !m.Expires.IsZero() && !now.Before(m.Expires):
-		return "expired"
-	case m.Token != "":
-		return "got-token"
-	}
-	return "waiting"
 }
 
 func machineListCommand() *cobra.Command {

@@ -90,6 +90,19 @@ const (
 	MachineFailed    = "failed"
 )
 
+// Values of Machine.State.
+const (
+	// MachineWaiting: the machine has not proven its key.
+	MachineWaiting = "waiting"
+	// MachineGotToken: the machine has proven its key, and got a token.
+	MachineGotToken = "got-token"
+	MachineExpired  = "expired"
+	// MachineRevoked: the node is revoked, and the key is barred.
+	MachineRevoked = "revoked"
+	// MachineCloned: machines prove the key of a Node that is Ready.
+	MachineCloned = "cloned"
+)
+
 // A Machine is a machine that may join with a key of its own.
 type Machine struct {
 	APIVersion string `json:"apiVersion"`
@@ -115,10 +128,8 @@ type Machine struct {
 
 	// Token is the ID of the last token that the machine got; empty if it has not proven its key yet.
 	Token string `json:"token,omitempty"`
-	// Revoked reports whether the key is barred.
-	Revoked bool `json:"revoked,omitempty"`
-	// Cloned reports whether machines prove the key of a Node that is Ready.
-	Cloned bool `json:"cloned,omitempty"`
+	// State is one of the constants.
+	State string `json:"state"`
 
 	// Result says what AddMachines did, and Problem why it failed.
 	Result   string   `json:"result,omitempty"`

@@ -43,7 +43,7 @@ func MachineKey(text string) (string, error) {
 	case notSSH != nil:
 		err = errors.New("want a public key in PEM, a public key line of OpenSSH, sha256: with 64 hexadecimal digits, or the four words of a fingerprint")
 	default:
-		if public, ok := line.(ssh.CryptoPublicKey); ok {
+		if public, ok := line.(ssh.CryptoPublicKey); ok && !strings.HasPrefix(line.Type(), "sk-") { // a token in USB, which TLS cannot use
 			key = public.CryptoPublicKey()
 		}
 		der, err = x509.MarshalPKIXPublicKey(key)
@@ -64,7 +64,7 @@ func Machine(c tokens.Claim) api.Machine {
 		APIVersion: api.GroupVersion, Kind: api.KindMachine,
 		Node: c.Node, Key: m.Key, Fingerprint: tokens.Words(m.Key), Added: m.Added, AddedBy: m.By, Expires: m.Expires, Role: m.Role, Rejoin: m.Rejoin,
 		NodeLabels: tokens.SplitProperties(m.Node.Labels), NodeTaints: tokens.SplitProperties(m.Node.Taints), NodeReadyAfter: m.Node.ReadyAfter,
-		Token: m.TokenID, Revoked: m.Revoked, Cloned: m.Cloned(time.Now()),
+		Token: m.TokenID, State: machineState(m, time.Now()),
 	}
 	if tokens.IsWords(m.Key) {
 		shown.Key, shown.Fingerprint = "", m.Key
@@ -73,6 +73,20 @@ func Machine(c tokens.Claim) api.Machine {
 		shown.CertificateDuration = d.String()
 	}
 	return shown
+}
+
+func machineState(m tokens.Machine, now time.Time) string {
+	switch {
+	case m.Revoked:
+		return api.MachineRevoked
+	case m.Cloned(now):
+		return api.MachineCloned
+	case m.Expired(now):
+		return api.MachineExpired
+	case m.TokenID != "":
+		return api.MachineGotToken
+	}
+	return api.MachineWaiting
 }
 
 // machineOf returns the machine of a spec. The name of a Node to replace is not read.

@@ -87,9 +87,9 @@ func planProof(f facts, key string, made tokens.Record) plan {
 	}
 	switch {
 	case m.Key != key:
-		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "another key with the fingerprint %s has proven the machine of node %s; if that was not your machine: kubejoin machine delete %[2]s", tokens.Words(key), node)
+		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "another key with the fingerprint %s has proven the machine of node %s; if that was not your machine, delete it, and add it with its whole key: kubejoin machine delete %[2]s", tokens.Words(key), node)
 	case m.Revoked:
-		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and its machine's key with it; to let a machine join under this name again: kubejoin machine delete %s", node, node)
+		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and its machine's key with it; to let a machine join under this name again, delete it, and add it with a new key: kubejoin machine delete %s", node, node)
 	case f.isReserved(node) && m.Role != tokens.RoleControlPlane:
 		p.err = approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; delete the machine, and add it with --role control-plane: kubejoin machine delete %s", node, node)
 	case !f.nodes && f.claim.NodeUID != "":

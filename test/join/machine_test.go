@@ -87,7 +87,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	script := machineFile(t, s, "", "script")
 
 	t.Run("known key", func(t *testing.T) {
-		refused(t, s, known, "another", http.StatusUnauthorized, "does not know the key")
+		refused(t, s, known, "another", http.StatusUnauthorized, "knows no machine another with this key")
 		boot := func() *cluster.Node {
 			return must.Value(s.Boot("known", true, "sh", script, "--key", known.File, "--", "--node-name", "known"))(t)
 		}
@@ -205,7 +205,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	t.Run("time is over", func(t *testing.T) {
 		t.Parallel()
 		node := must.Value(s.Boot("late", true, "sh", script, "--timeout", "3"))(t)
-		waitScriptFailed(t, s, node, 4, "does not know the key of this machine")
+		waitScriptFailed(t, s, node, 4, "with this key")
 	})
 }
 
@@ -223,7 +223,7 @@ func joinsWithKey(t *testing.T, s *harness.Site) {
 		node.Stop()
 		becomesUnready(t, s, "machine-1")
 	}
-	refused(t, s, key, "another", http.StatusUnauthorized, "does not know the key")
+	refused(t, s, key, "another", http.StatusUnauthorized, "knows no machine another with this key")
 }
 
 // TestCopyOfKeyIsReported has two machines with one key for two minutes.
