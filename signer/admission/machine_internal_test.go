@@ -15,11 +15,12 @@ func TestPlanProof(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	made := tokens.Record{Token: tokens.Generate(), UID: "u"}
 	for name, test := range map[string]struct {
-		machine tokens.Machine
-		ready   string
-		refused string
-		want    string // the key afterwards
-		since   time.Time
+		machine  tokens.Machine
+		ready    string
+		reserved bool
+		refused  string
+		want     string // the key afterwards
+		since    time.Time
 	}{
 		"key":             {machine: tokens.Machine{Key: key}, want: key},
 		"words":           {machine: tokens.Machine{Key: words}, want: key},
@@ -36,9 +37,14 @@ func TestPlanProof(t *testing.T) {
 			machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Hour), RefusedLast: now.Add(-25 * time.Hour)}, ready: "r",
 			refused: ReasonNodeIsReady, want: key, since: now,
 		},
+		"reserved name":           {machine: tokens.Machine{Key: key}, reserved: true, refused: ReasonNodeNameReserved, want: key},
+		"control plane":           {machine: tokens.Machine{Key: key, Role: tokens.RoleControlPlane}, reserved: true, want: key},
 		"Node not Ready any more": {machine: tokens.Machine{Key: key, RefusedSince: now.Add(-time.Minute), RefusedLast: now}, want: key},
 	} {
 		f := facts{rules: rules{nodes: true, now: now}, claim: tokens.Claim{Node: "w", Machine: test.machine}, ready: test.ready}
+		if test.reserved {
+			f.reserved = []string{"w"}
+		}
 		p := planProof(f, key, made)
 		got, refused := p.next.Machine, approval.Refused(p.err)
 		if (refused == nil) != (test.refused == "") || refused != nil && refused.Reason != test.refused {

@@ -52,12 +52,13 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 // Catches a machine that takes over a Node which others have registered since it was added.
 func TestMachineReplacesOnlyItsNode(t *testing.T) {
 	for name, test := range map[string]struct {
-		replace, own bool
-		refused      string
+		replace, own, released bool
+		refused                string
 	}{
 		"another Node":                   {refused: admission.ReasonNodeExists},
 		"another Node, with replace":     {replace: true},
 		"the Node that it had joined as": {own: true},
+		"its Node, after a release":      {own: true, released: true},
 	} {
 		c := newCluster()
 		c.addMachine("w", tokens.Machine{Key: machineKey, Replace: test.replace, Added: time.Now().UTC().Truncate(time.Second)})
@@ -65,6 +66,9 @@ func TestMachineReplacesOnlyItsNode(t *testing.T) {
 		if test.own {
 			claim := c.claims["w"]
 			claim.TokenID, claim.NodeUID, claim.Version = "abc123", c.nodes["w"], c.next()
+			if test.released {
+				claim.TokenID, claim.NodeUID, claim.Identity.NodeUID = "", "", claim.NodeUID
+			}
 			c.claims["w"] = claim
 		}
 		_, err := c.admission().ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{})
@@ -116,5 +120,35 @@ func TestSlowCloneIsReported(t *testing.T) {
 	}
 	if now = now.Add(-tokens.CloneAfter * 3); !m.Cloned(now) || m.Cloned(now.Add(time.Hour)) {
 		t.Errorf("got %+v, want a clone now, and none in an hour", m)
+	}
+}
+
+// Catches a token that takes the name of a machine whose Node was deleted: with limits and without, before and after kubejoin has
+// released the claim.
+func TestNoTokenTakesNameOfMachineWithoutNode(t *testing.T) {
+	for _, released := range []bool{false, true} {
+		c := newCluster()
+		c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
+		own := c.proofToken(t, "w")
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(own.Token), "w", nil))
+		c.registerNode("w")
+		c.deleteNode("w")
+		if claim := c.claims["w"]; released {
+			claim = claim.AfterRelease(claim.PastAfterRelease(time.Now(), 0))
+			claim.Version = c.next()
+			c.claims["w"] = claim
+		}
+		c.refreshCaches()
+		for _, limits := range []tokens.Limits{{}, {MaxNodes: 1}, {MaxNodes: 1, NodeNames: []string{"w"}}, {NodeNames: []string{"*"}}} {
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(c.createToken(limits)), "w", nil))
+			if no := approval.Refused(err); no == nil || no.Reason != admission.ReasonNodeNameClaimed {
+				t.Errorf("released: %t: %+v: got %v, want %s", released, limits, err, admission.ReasonNodeNameClaimed)
+			}
+		}
+		if _, err := admit(t.Context(), c.admission(), firstRequest(t, "jane", "w", nil)); approval.Refused(err) == nil {
+			t.Errorf("released: %t: a user: got %v, want a refusal", released, err)
+		}
+		again := c.proofToken(t, "w")
+		c.mustAdmit(t, firstRequest(t, bootstrapUser(again.Token), "w", nil))
 	}
 }
