@@ -51,3 +51,28 @@ func TestRevokeEarlierTokenBarsMachine(t *testing.T) {
 		s.wantBarred(t, "worker-1", true)
 	})
 }
+
+// Catches a certificate of a machine's token that a replica delivers late, on what it had read before the key was barred.
+func TestRevokesLateCertificateOfBarredMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
+		s.machine(t, "worker-1", token)
+		time.Sleep(5 * time.Second)
+		bar := func(revoked bool) {
+			must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), "worker-1", func(c *tokens.Claim) error { c.Machine.Revoked = revoked; return nil }))(t)
+		}
+		var late *x509.Certificate
+		time.AfterFunc(3*time.Second, func() {
+			s.wantBarred(t, "worker-1", true)
+			bar(false) // for this replica
+			late = s.join(t, token, "worker-1")
+			bar(true)
+		})
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
+		if late == nil {
+			t.Fatal("the revocation ended before the replica had delivered the certificate")
+		}
+		s.wantRevoked(t, late, true)
+	})
+}
