@@ -1,17 +1,30 @@
 package operations_test
 
 import (
+	"cmp"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+	"unicode"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
+	"golang.org/x/crypto/ssh"
 )
 
 // Catches a machine whose key was barred, and that is added again before somebody has deleted it. The error must name the cause.
@@ -88,6 +101,64 @@ func TestBindsWholeKeyOfKnownWords(t *testing.T) {
 		c := must.Value(o.Claims.Get(t.Context(), "w", tokens.Live))(t)
 		if list.Items[0].Result != test.result || c.Machine.Key != test.stored {
 			t.Errorf("%d: got %s and key %s, want %s and %s", i, list.Items[0].Result, c.Machine.Key, test.result, test.stored)
+		}
+	}
+}
+
+// All forms of a key must be the same machine. Catches a form that kubejoin reads as another key.
+func TestMachineKey(t *testing.T) {
+	e, r := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t), must.Value(rsa.GenerateKey(rand.Reader, 2048))(t)
+	for _, key := range []any{&e.PublicKey, ed25519.PublicKey(make([]byte, ed25519.PublicKeySize)), &r.PublicKey} {
+		der := must.Value(x509.MarshalPKIXPublicKey(key))(t)
+		id, line := pkcs10.IDOfKey(der), string(ssh.MarshalAuthorizedKey(must.Value(ssh.NewPublicKey(key))(t)))
+		for _, text := range []string{strings.ToUpper(id), " " + id + "\n", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), line, `restrict,command="a b" ` + strings.TrimSpace(line) + " root@worker-7"} {
+			if got, err := operations.MachineKey(text); err != nil || got != id {
+				t.Errorf("%T: %s: got %s, %v, want %s", key, text, got, err, id)
+			}
+		}
+	}
+}
+
+// Terminals show who added a machine. Catches control characters in this name, and a name too long for a claim.
+func TestMachineIsAddedByHostileUser(t *testing.T) {
+	o := &operations.Operations{Claims: memdb.Open().Claims()}
+	req := api.AddMachines{Items: []api.MachineSpec{{Node: "w", Key: "lusab-babad-gutih-tugad"}}}
+	must.Value(o.AddMachines(t.Context(), req, "ada\x1b]0;a\x07\r\u202e"+strings.Repeat("é", 300), operations.Everything))(t)
+	if got := must.Value(o.GetMachine(t.Context(), "w"))(t).AddedBy; !strings.HasPrefix(got, "ada") || len(got) > tokens.MaxMachineBy || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("got %q, want at most %d printable bytes", got, tokens.MaxMachineBy)
+	}
+}
+
+// Catches a token of a deleted machine that stays, which could then take the name, and another token that is deleted with it.
+func TestDeleteMachineEndsItsToken(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault      error  // of the deletion of the token
+		id, uid    string // of the token that the machine got before; it gets the present one during the deletion
+		present    string // UID of the token that the machine has; empty: that of the token in the store
+		tokensLeft int
+	}{
+		"its token":         {},
+		"a later token":     {id: "abcdef", uid: "gone"},
+		"token of a person": {present: "other", tokensLeft: 1},
+		"not deleted":       {fault: errors.New("away"), tokensLeft: 1},
+	} {
+		db := memdb.Open()
+		r := must.Value(db.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
+		m := tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: r.Token.ID(), TokenUID: cmp.Or(test.present, r.UID)}
+		before := m
+		before.TokenID, before.TokenUID = cmp.Or(test.id, m.TokenID), cmp.Or(test.uid, m.TokenUID)
+		must.Value(storetest.CreateClaim(t.Context(), db.Claims(), tokens.Claim{Node: "w", Machine: before}))(t)
+		claims := storetest.Before(func() (err error) {
+			if before != m {
+				_, err = storetest.UpdateClaim(t.Context(), db.Claims(), "w", func(c *tokens.Claim) error { c.Machine = m; return nil })
+			}
+			return err
+		}, "Claims.Update", "Claims.Delete").Claims(db.Claims())
+		store := storetest.Before(func() error { return test.fault }, "Store.Delete").Store(db)
+		_, err := (&operations.Operations{Claims: claims, Minter: &mint.Minter{Tokens: store}}).DeleteMachine(t.Context(), "w", api.DeleteMachine{})
+		_, kept := db.Claims().Get(t.Context(), "w", tokens.Live)
+		if left := must.Value(db.List(t.Context()))(t); (err != nil) != (test.fault != nil) || (kept == nil) != (test.fault != nil) || len(left) != test.tokensLeft {
+			t.Errorf("%s: got %v, %d tokens and claim %v, want %v and %d tokens", name, err, len(left), kept, test.fault, test.tokensLeft)
 		}
 	}
 }
