@@ -116,6 +116,9 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 			if got.status != test.status || p.Reason != test.reason || got.status == 403 && !p.Named("machine-refused") {
 				t.Fatalf("got %d %s, want %d %s", got.status, got.body, test.status, test.reason)
 			}
+			if reported := got.status == 403 && test.reason != "NodeIsReady"; reported != slices.Equal(events, []string{"worker-1 " + test.reason}) || !reported && len(events) > 0 {
+				t.Errorf("got Events %q, want one: %t", events, reported)
+			}
 			pending := must.Get(s.by(adminBearer).ListPendingMachines(t.Context())).Items
 			if test.pending != (len(pending) == 1) || test.pending && (pending[0].Node != node || pending[0].From != "127.0.0.1" || pending[0].Fingerprint != tokens.Words(pending[0].Key)) {
 				t.Errorf("got pending machines %+v, want one of %s: %t", pending, node, test.pending)
