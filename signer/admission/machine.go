@@ -94,7 +94,7 @@ func planProof(f facts, key string, made tokens.Record) plan {
 		p.err = approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; delete the machine, and add it with --role control-plane: kubejoin machine delete %s", node, node)
 	case !f.nodes && f.claim.NodeUID != "":
 		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with its key and now uses its certificate; if its machine was reinstalled: kubejoin claim release %s", node, node)
-	case f.nodeUID != "" && !m.Replace && f.claim.NodeUID != f.nodeUID && f.claim.Identity.NodeUID != f.nodeUID:
+	case f.nodeUID != "" && !m.Replace && f.claim.NodeUID != f.nodeUID && f.claim.Identity.NodeUID != f.nodeUID && f.claim.Limits.Replaces.UID != f.nodeUID:
 		p.err = approval.RefuseFor(ReasonNodeExists, "Node %s exists, and this machine has not registered it; to let the machine replace it, delete the machine and add it with --replace: kubejoin machine delete %s", node, node)
 	case m.Expired(f.now):
 		p.err = approval.RefuseFor(ReasonMachineExpired, "the machine of node %s expired at %s; to let it join again, delete it and add it again: kubejoin machine delete %s", node, m.Expires.Format(time.RFC3339), node)

@@ -52,17 +52,23 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 // Catches a machine that takes over a Node which others have registered since it was added.
 func TestMachineReplacesOnlyItsNode(t *testing.T) {
 	for name, test := range map[string]struct {
-		replace, own, released bool
-		refused                string
+		replace, own, released, replaced bool
+		refused                          string
 	}{
 		"another Node":                   {refused: admission.ReasonNodeExists},
 		"another Node, with replace":     {replace: true},
 		"the Node that it had joined as": {own: true},
+		"the Node that it has replaced":  {replaced: true},
 		"its Node, after a release":      {own: true, released: true},
 	} {
 		c := newCluster()
 		c.addMachine("w", tokens.Machine{Key: machineKey, Replace: test.replace, Added: time.Now().UTC().Truncate(time.Second)})
 		c.node("w")
+		if test.replaced { // the cleaner has not recorded the Node again
+			claim := c.claims["w"]
+			claim.TokenID, claim.Limits.Replaces, claim.Version = "abc123", tokens.NodeRef{Name: "w", UID: c.nodes["w"]}, c.next()
+			c.claims["w"] = claim
+		}
 		if test.own {
 			claim := c.claims["w"]
 			claim.TokenID, claim.NodeUID, claim.Version = "abc123", c.nodes["w"], c.next()
