@@ -16,7 +16,6 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -71,7 +70,7 @@ func (h *handler) joinMachine(r *call) (web.Response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout+h.signTimeout())
 	defer cancel()
-	proof, err := nodes.ProveMachine(ctx, node, key, "", tokens.Record{})
+	proof, err := nodes.ProveMachine(ctx, node, key, tokens.Machine{}, tokens.Record{})
 	if errors.Is(err, tokens.ErrNotFound) {
 		return web.Response{}, h.unknownMachine(r, node, key)
 	}
@@ -113,10 +112,6 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 	if controlPlane && h.Minting.UploadCertificates == nil {
 		return nil, web.NewProblem("certificates-not-uploaded", "this kubejoin uploads no certificates for control planes; start it on a control plane with --pki-dir")
 	}
-	// First end the earlier token: nothing would delete it if the name gets free.
-	if err := h.endToken(ctx, proof.Earlier); err != nil {
-		return nil, err
-	}
 	made, err := h.operations.Minter.Join(ctx, proof.Machine.Record(node, proof.Replaces, h.Certificates.now()), func(ctx context.Context, join *joinformat.Join) (err error) {
 		if controlPlane {
 			if err := h.upload(ctx, r, join); err != nil {
@@ -130,25 +125,17 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 		return nil, err
 	}
 	r.log(slog.String("token", made.Record.Token.ID()))
-	if _, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, proof.Earlier, made.Record); err != nil {
-		if err := h.endToken(context.WithoutCancel(ctx), made.Record.Token.ID()); err != nil { // it was not delivered, and expires soon
-			h.log.Warn("cannot delete a token that no machine got", "token", made.Record.Token.ID(), "error", safetext.Text(err.Error(), safetext.MaxMessage))
+	// End the earlier token before the commit: nothing would delete it if the name gets free.
+	if err = h.operations.EndMachineToken(ctx, proof.Machine); err == nil {
+		_, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, proof.Machine, made.Record)
+	}
+	if err != nil {
+		undelivered := tokens.Machine{TokenID: made.Record.Token.ID(), TokenUID: made.Record.UID}
+		if err := h.operations.EndMachineToken(context.WithoutCancel(ctx), undelivered); err != nil {
+			h.log.Warn("cannot delete a token that no machine got, which expires soon", "token", undelivered.TokenID, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 		}
 	}
 	return body, err
-}
-
-// endToken deletes a token, unless it is gone.
-func (h *handler) endToken(ctx context.Context, id string) error {
-	if id == "" {
-		return nil
-	}
-	var gone *mint.Error
-	_, err := h.operations.Minter.Delete(ctx, id, mint.Deletion{})
-	if errors.As(err, &gone) && gone.Reason == mint.NoToken {
-		err = nil
-	}
-	return err
 }
 
 // unknownMachine returns the problem of a key that no machine has, and shows the handshake to those who add machines. Nobody can guess

@@ -124,9 +124,10 @@ func TestMachineProofFailsHalfway(t *testing.T) {
 				return nil
 			}, "Claims.Update")
 		}},
-		"earlier token kept": {status: 503, tokens: 1, fault: func(t *testing.T, s *site) storetest.Faulty {
+		"earlier token kept": {status: 503, tokens: 2, fault: func(t *testing.T, s *site) storetest.Faulty {
 			id, _, _ := strings.Cut(s.token(t, nil), ".")
-			s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID = id })
+			uid := must.Get(s.store.Get(t.Context(), id, tokens.Live)).UID
+			s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID, m.TokenUID = id, uid })
 			return storetest.Fail(errAway, "Store.Delete")
 		}},
 		"earlier token gone": {status: 200, tokens: 1, fault: func(t *testing.T, s *site) storetest.Faulty {

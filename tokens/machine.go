@@ -13,7 +13,7 @@ const CloneAfter = 2 * time.Minute
 
 const (
 	// clonePeriod is how long after a refused proof another one counts for the same period. A granted proof ends the period.
-	clonePeriod = 24 * time.Hour
+	clonePeriod = time.Hour
 	// cloneRecent is how long a clone is reported after its last proof. It exceeds the longest wait between two tries of a machine.
 	cloneRecent = 5 * time.Minute
 )
@@ -39,8 +39,10 @@ type Machine struct {
 	// TokenID and TokenUID identify the last token that the machine got.
 	TokenID  string `json:"tokenID,omitempty"`
 	TokenUID string `json:"tokenUID,omitempty"`
-	// Replace lets the machine replace any Node that is not Ready. Without it, it replaces only a Node that it has registered.
+	// Replace lets the machine replace any Node that is not Ready. Without it, the machine replaces no Node before it has Joined.
 	Replace bool `json:"replace,omitempty"`
+	// Joined is set once a token of the machine has claimed the name, and is never cleared.
+	Joined bool `json:"joined,omitempty"`
 	// Revoked bars the key.
 	Revoked bool `json:"revoked,omitempty"`
 	// RefusedSince and RefusedLast are when proofs were refused because the Node is Ready: the first and the last time of a
@@ -112,7 +114,7 @@ func (m Machine) Same(n Machine) bool {
 }
 
 func (m Machine) equal(n Machine) bool {
-	return m.Key == n.Key && m.By == n.By && m.Added.Equal(n.Added) && m.Same(n) && m.TokenID == n.TokenID && m.TokenUID == n.TokenUID &&
+	return m.Key == n.Key && m.By == n.By && m.Joined == n.Joined && m.Added.Equal(n.Added) && m.Same(n) && m.TokenID == n.TokenID && m.TokenUID == n.TokenUID &&
 		m.Revoked == n.Revoked && m.RefusedSince.Equal(n.RefusedSince) && m.RefusedLast.Equal(n.RefusedLast)
 }
 

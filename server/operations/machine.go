@@ -118,7 +118,7 @@ func machineOf(ctx context.Context, s api.MachineSpec, by string, now time.Time,
 		}
 		return permit(r, now)
 	}, read)
-	m := tokens.MachineOf(key, safetext.Text(by, tokens.MaxMachineBy), record, now)
+	m := tokens.MachineOf(key, by, record, now)
 	m.Replace = s.Replace
 	return m, err
 }
@@ -138,6 +138,7 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 	if o.Claims == nil {
 		return list, errNoClaims
 	}
+	by = safetext.Text(by, tokens.MaxMachineBy)
 	if n := len(req.Items); n < 1 || n > api.MaxMachines {
 		return list, api.InvalidField("items", "%d machines given, want 1 to %d", n, api.MaxMachines)
 	}
@@ -198,8 +199,11 @@ func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by
 	}
 	n := len(items)
 	for _, c := range claims {
-		known := slices.ContainsFunc(items, func(s api.MachineSpec) bool { return s.Node == c.Node })
-		if !c.Machine.IsZero() && c.Machine.By == by && !known {
+		switch known := slices.ContainsFunc(items, func(s api.MachineSpec) bool { return s.Node == c.Node }); {
+		case c.Machine.IsZero():
+		case known && c.Machine.By != by: // it stays, or is refused
+			n--
+		case !known && c.Machine.By == by:
 			n++
 		}
 	}
@@ -340,7 +344,7 @@ func (o *Operations) DeleteMachine(ctx context.Context, node string, req api.Del
 			break
 		}
 		// Without its machine, nothing but the deletion would keep the token from taking the name.
-		if err = o.deleteMachineToken(ctx, c.Machine); err != nil {
+		if err = o.EndMachineToken(ctx, c.Machine); err != nil {
 			break
 		}
 		after := c.Clone()
@@ -368,8 +372,8 @@ func storeError(node string, err error) error {
 	return mint.StoreError(err)
 }
 
-// deleteMachineToken deletes the token that a machine has last got.
-func (o *Operations) deleteMachineToken(ctx context.Context, m tokens.Machine) error {
+// EndMachineToken deletes the token that a machine has last got.
+func (o *Operations) EndMachineToken(ctx context.Context, m tokens.Machine) error {
 	if m.TokenID == "" {
 		return nil
 	}

@@ -310,11 +310,11 @@ func (n *Nodes) look(ctx context.Context, record tokens.Record, node string, for
 	}
 	f.ended = n.Claims != nil && n.Claims.Ended(record, f.claim)
 	ref := record.Limits.Replaces
-	if n.AllowExisting && ref == (tokens.NodeRef{}) && f.claim.NodeUID == "" {
+	if n.AllowExisting && ref == (tokens.NodeRef{}) && f.claim.NodeUID == "" && f.claim.Machine.IsZero() {
 		return f
 	}
 	// After the claim: a Node that the claim has, and that does not exist now, was deleted.
-	if f.nodeUID, f.err = n.uidOf(ctx, node); f.nodeUID != "" && ref == (tokens.NodeRef{Name: node, UID: f.nodeUID}) {
+	if f.nodeUID, f.err = n.uidOf(ctx, node); f.nodeUID != "" && (ref == (tokens.NodeRef{Name: node, UID: f.nodeUID}) || !f.claim.Machine.IsZero()) {
 		f.ready, f.err = n.readyOf(ctx, node)
 	}
 	return f

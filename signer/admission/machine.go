@@ -39,16 +39,14 @@ type Proof struct {
 	Machine tokens.Machine
 	// Replaces is the Node that has the name, which the token of the machine has to replace.
 	Replaces tokens.NodeRef
-	// Earlier is the ID of the token that the machine got before; empty if it got none.
-	Earlier string
 }
 
 // ProveMachine decides whether a machine that has proven a key gets a token for a node name. With made, the token of this Record
-// becomes the only one that can take the name, if the machine has not got another one since before, its Earlier.
+// becomes the only one that can take the name, if the machine is still the same as before, and has got no other one.
 //
 // The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
 // this key. Any other error may be temporary.
-func (n *Nodes) ProveMachine(ctx context.Context, node, key, before string, made tokens.Record) (proof Proof, err error) {
+func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before tokens.Machine, made tokens.Record) (proof Proof, err error) {
 	if n == nil || n.Claims == nil {
 		return proof, tokens.ErrNotFound
 	}
@@ -56,14 +54,13 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key, before string, made
 	known := false
 	a, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan {
 		m := f.claim.Machine
-		proof = Proof{Earlier: m.TokenID}
-		if f.nodeUID != "" {
+		if proof = (Proof{}); f.nodeUID != "" {
 			proof.Replaces = tokens.NodeRef{Name: node, UID: f.nodeUID}
 		}
 		if known = m.HasWordsOf(key); !known {
 			return plan{next: f.claim}
 		}
-		if made.UID != "" && m.TokenID != before {
+		if made.UID != "" && (m.TokenID != before.TokenID || !m.Same(before)) {
 			return plan{next: f.claim, err: errOtherProof}
 		}
 		return planProof(f, key, made)
@@ -76,7 +73,7 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key, before string, made
 }
 
 // errOtherProof means that the machine has got another token since. Two tokens that are delivered could not both be deleted.
-var errOtherProof = errors.New("the machine has proven its key twice at the same time")
+var errOtherProof = errors.New("the machine has proven its key twice at the same time, or was changed meanwhile")
 
 // planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as in ProveMachine.
 func planProof(f facts, key string, made tokens.Record) plan {
@@ -94,8 +91,8 @@ func planProof(f facts, key string, made tokens.Record) plan {
 		p.err = approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; delete the machine, and add it with --role control-plane: kubejoin machine delete %s", node, node)
 	case !f.nodes && f.claim.NodeUID != "":
 		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with its key and now uses its certificate; if its machine was reinstalled: kubejoin claim release %s", node, node)
-	case f.nodeUID != "" && !m.Replace && f.claim.NodeUID != f.nodeUID && f.claim.Identity.NodeUID != f.nodeUID && f.claim.Limits.Replaces.UID != f.nodeUID:
-		p.err = approval.RefuseFor(ReasonNodeExists, "Node %s exists, and this machine has not registered it; to let the machine replace it, delete the machine and add it with --replace: kubejoin machine delete %s", node, node)
+	case f.nodeUID != "" && !m.Replace && !m.Joined:
+		p.err = approval.RefuseFor(ReasonNodeExists, "Node %s exists, and this machine has never joined; to let the machine replace it, delete the machine and add it with --replace: kubejoin machine delete %s", node, node)
 	case m.Expired(f.now):
 		p.err = approval.RefuseFor(ReasonMachineExpired, "the machine of node %s expired at %s; to let it join again, delete it and add it again: kubejoin machine delete %s", node, m.Expires.Format(time.RFC3339), node)
 	case f.ready != "":

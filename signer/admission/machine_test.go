@@ -24,7 +24,7 @@ func (c *cluster) addMachine(node string, m tokens.Machine) {
 func (c *cluster) proofToken(t *testing.T, node string) tokens.Record {
 	t.Helper()
 	n := c.admission()
-	proof, err := n.ProveMachine(t.Context(), node, machineKey, "", tokens.Record{})
+	proof, err := n.ProveMachine(t.Context(), node, machineKey, tokens.Machine{}, tokens.Record{})
 	if err != nil {
 		t.Fatalf("proof 1: %v", err)
 	}
@@ -32,7 +32,7 @@ func (c *cluster) proofToken(t *testing.T, node string) tokens.Record {
 	r.Created = time.Now().Add(-time.Minute)
 	c.put(r)
 	r = c.records[r.Token.ID()]
-	must.Value(n.ProveMachine(t.Context(), node, machineKey, proof.Earlier, r))(t)
+	must.Value(n.ProveMachine(t.Context(), node, machineKey, proof.Machine, r))(t)
 	return r
 }
 
@@ -49,35 +49,31 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 	}
 }
 
-// Catches a machine that takes over a Node which others have registered since it was added.
+// Catches a machine that takes over a Node which others have registered since it was added, and one that does not get back its name: a
+// release of its claim says nothing about who had the Node.
 func TestMachineReplacesOnlyItsNode(t *testing.T) {
 	for name, test := range map[string]struct {
-		replace, own, released, replaced bool
-		refused                          string
+		replace, proved, joined bool
+		refused                 string
 	}{
 		"another Node":                   {refused: admission.ReasonNodeExists},
+		"another Node, since a proof":    {proved: true, refused: admission.ReasonNodeExists},
 		"another Node, with replace":     {replace: true},
-		"the Node that it had joined as": {own: true},
-		"the Node that it has replaced":  {replaced: true},
-		"its Node, after a release":      {own: true, released: true},
+		"the Node that it had joined as": {proved: true, joined: true},
 	} {
 		c := newCluster()
 		c.addMachine("w", tokens.Machine{Key: machineKey, Replace: test.replace, Added: time.Now().UTC().Truncate(time.Second)})
-		c.node("w")
-		if test.replaced { // the cleaner has not recorded the Node again
-			claim := c.claims["w"]
-			claim.TokenID, claim.Limits.Replaces, claim.Version = "abc123", tokens.NodeRef{Name: "w", UID: c.nodes["w"]}, c.next()
-			c.claims["w"] = claim
-		}
-		if test.own {
-			claim := c.claims["w"]
-			claim.TokenID, claim.NodeUID, claim.Version = "abc123", c.nodes["w"], c.next()
-			if test.released {
-				claim.TokenID, claim.NodeUID, claim.Identity.NodeUID = "", "", claim.NodeUID
+		if test.proved {
+			r := c.proofToken(t, "w")
+			if test.joined {
+				must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(r.Token), "w", nil)))(t)
+				released := c.claims["w"].AfterRelease(tokens.ReleasedClaim{})
+				released.Version = c.next()
+				c.claims["w"] = released
 			}
-			c.claims["w"] = claim
 		}
-		_, err := c.admission().ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{})
+		c.node("w")
+		_, err := c.admission().ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{})
 		if no := approval.Refused(err); (no == nil) != (test.refused == "") || no != nil && no.Reason != test.refused {
 			t.Errorf("%s: got %v, want %q", name, err, test.refused)
 		}
@@ -90,11 +86,17 @@ func TestOneTokenOfMachineIsDelivered(t *testing.T) {
 	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
 	n := c.admission()
 	first, second := tokens.Record{Token: tokens.Generate(), UID: "1"}, tokens.Record{Token: tokens.Generate(), UID: "2"}
-	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", first))(t)
-	if _, err := n.ProveMachine(t.Context(), "w", machineKey, "", second); err == nil {
+	before := c.claims["w"].Machine
+	got := must.Value(n.ProveMachine(t.Context(), "w", machineKey, before, first))(t)
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, before, second); err == nil {
 		t.Error("a proof at the same time got a token, too")
 	}
-	must.Value(n.ProveMachine(t.Context(), "w", machineKey, first.Token.ID(), second))(t)
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, got.Machine, second))(t)
+	other := c.claims["w"].Machine // deleted and added again meanwhile
+	other.Role = tokens.RoleControlPlane
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, other, first); err == nil {
+		t.Error("a token with other limits than those of the machine is delivered")
+	}
 }
 
 // Catches a copy of a key that takes over a node that has joined, where no Node shows it.
@@ -104,17 +106,17 @@ func TestStandaloneMachineProvesUntilItHasJoined(t *testing.T) {
 	n.Node, n.Ready = nil, nil
 	machine := tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)}
 	c.addMachine("w", machine)
-	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{}))(t)
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{}))(t)
 	joined := c.claims["w"]
 	joined.TokenID, joined.NodeUID, joined.Version = "abc123", tokens.ByCertificate, c.next()
 	c.claims["w"] = joined
-	_, err := n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{})
+	_, err := n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{})
 	if no := approval.Refused(err); no == nil || no.Reason != admission.ReasonNodeExists {
 		t.Errorf("got %v, want %s", err, admission.ReasonNodeExists)
 	}
 	joined.TokenID, joined.NodeUID, joined.Version = "", "", c.next() // after kubejoin claim release
 	c.claims["w"] = joined
-	must.Value(n.ProveMachine(t.Context(), "w", machineKey, "", tokens.Record{}))(t)
+	must.Value(n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{}))(t)
 }
 
 // Catches a copy of a key that proves itself so rarely that each proof begins a new period.

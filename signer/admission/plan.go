@@ -109,7 +109,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.err = refuseJoined(id, node, replaces)
 	case f.foreign && claim.UID == "":
 		p.err = approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", node, tokens.ErrExists)
-	case !own && replaces && !claim.Machine.IsZero() && f.ready != "":
+	case !own && !claim.Machine.IsZero() && f.ready != "":
 		p.err = approval.RefuseFor(ReasonNodeIsReady, "Node %s was not Ready when the machine proved its key, and is Ready now; if another machine has a copy of its key: kubejoin revoke %s", node, node)
 	case claim.Released():
 		p.change, p.next = made, begin(claim.Past, claim.Identity)
@@ -149,7 +149,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	if claim.TokenUID != record.UID && p.next.NodeUID == "" { // another token with this ID; only workers may have ReadyAfter
 		p.next.Limits.Node, p.next.Limits.Role = record.Limits.Node, record.Limits.Role
 	}
-	p.next.TokenUID = record.UID
+	p.next.TokenUID, p.next.Machine.Joined = record.UID, !claim.Machine.IsZero()
 	p.admitted = Admitted{Duration: record.Limits.Strictest().CertificateDuration, TokenID: id, Keys: len(p.next.Keys)}
 	if replaces {
 		p.admitted.nodeUID = f.nodeUID

@@ -90,7 +90,7 @@ type Result struct {
 	before map[revocation.Fingerprint]bool // certificates issued to the revoked requesters before Entries were stored
 	unseen error                           // why before could not be read
 
-	barred   bool  // the key of a machine was barred
+	barred   bool  // the key of a machine is barred
 	unbarred error // why the key of a machine could not be barred
 }
 
@@ -202,6 +202,11 @@ func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (re
 			return e, err
 		}
 		e, err = d.Guard.Undo(ctx, key)
+	}
+	if errors.Is(err, revocation.ErrNotFound) && !dryRun { // a revocation that failed, or has ended, left the key of a machine barred
+		if m, err := d.bar(ctx, Order{}, string(key), false); err == nil && m.Revoked {
+			return revocation.Entry{Node: string(key)}, nil
+		}
 	}
 	switch {
 	case errors.Is(err, revocation.ErrNotFound):
@@ -416,8 +421,8 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 			e = old
 		} else if !r.DryRun {
 			key := e.Key()
-			barred, err := d.bar(ctx, r, e.Node, true) // first: otherwise the entry could allow a certificate of the machine's token
-			result.barred, result.unbarred = result.barred || barred, cmp.Or(result.unbarred, err)
+			barred, err := d.bar(ctx, r, e.Node, true)                                                       // first: otherwise the entry could allow a certificate of the machine's token
+			result.barred, result.unbarred = result.barred || !barred.IsZero(), cmp.Or(result.unbarred, err) // an earlier try may have barred it
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
 				errs = append(errs, fmt.Errorf("revoke %s: %w", key, err))
 				continue
@@ -436,25 +441,26 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 
 // bar bars the key of a node's machine, so that the machine gets no token, and cannot use the one that it has. Without revoked, it
 // allows the key again. An order for a token bars only the machine that got this token, or joined with it if it was for one node.
-func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (changed bool, err error) {
+// bar returns the machine as it was before; zero if there is none to bar.
+func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (before tokens.Machine, err error) {
 	for range endAttempts {
 		var c tokens.Claim
 		if err = tokens.ErrNotFound; d.Claims != nil && node != "" {
 			c, err = d.Claims.Get(ctx, node, tokens.Live)
 		}
-		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || c.Machine.Revoked == revoked || r.TokenID != "" && r.TokenID != c.Machine.TokenID && !(r.TokenID == c.TokenID && c.Limits.NodeLimit() == 1)) {
-			return false, nil
+		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || r.TokenID != "" && r.TokenID != c.Machine.TokenID && !(r.TokenID == c.TokenID && c.Limits.NodeLimit() == 1)) {
+			return tokens.Machine{}, nil
 		}
-		if err == nil {
+		if err == nil && c.Machine.Revoked != revoked {
 			after := c.Clone()
 			after.Machine.Revoked = revoked
 			_, err = tokens.CommitClaim(ctx, d.Claims, c, after)
 		}
 		if !errors.Is(err, tokens.ErrConflict) {
-			break
+			return c.Machine, refusal(err)
 		}
 	}
-	return err == nil, refusal(err)
+	return tokens.Machine{}, refusal(err)
 }
 
 // views is how long after an entry was stored a replica may still deliver a certificate that it has checked against
