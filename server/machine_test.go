@@ -465,3 +465,14 @@ func TestFloodOfUnknownKeysStopsNoMachine(t *testing.T) {
 		t.Errorf("got %d pending machines after the flood of another address, want 900 to 1000 with the one that waits", len(all))
 	}
 }
+
+func TestMachinesOfUserHaveALimit(t *testing.T) {
+	s, _ := certifying(t)
+	s.Limits.UserTokens = 1
+	s.start(t)
+	s.add(t, "worker-1")
+	_, err := s.by(adminBearer).AddMachines(t.Context(), api.AddMachines{Items: []api.MachineSpec{{Node: "worker-2", Key: "lusab-babad-gutih-tugad"}}})
+	if p := (*api.Problem)(nil); !errors.As(err, &p) || !p.Named("too-many-machines") || p.Status != 507 {
+		t.Errorf("got %v, want too-many-machines", err)
+	}
+}
