@@ -167,7 +167,7 @@ func TestMachineProofFailsHalfway(t *testing.T) {
 	}
 }
 
-// A pending machine is shown on terminals, and its command is pasted. Catches a name that is none, and a weak key.
+// A pending machine is shown on terminals, and its command is pasted. Catches an invalid name, and a weak key.
 func TestRefusesHandshakesOfNoMachine(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)

@@ -42,7 +42,8 @@ type Proof struct {
 }
 
 // ProveMachine decides whether a machine that has proven a key gets a token for a node name. With made, the token of this Record
-// becomes the only one that can take the name, if the machine is still the same as before, and has got no other one.
+// becomes the only one that can take the name. Before is the machine of the first proof: it must not have changed since, or have got
+// another token.
 //
 // The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
 // this key. Any other error may be temporary.
