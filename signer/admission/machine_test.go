@@ -49,6 +49,21 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 	}
 }
 
+// The same, with --existing-nodes=allow, where a token needs no Node to replace.
+func TestMachineTakesNoReadyNodeIfExistingAreAllowed(t *testing.T) {
+	c := newCluster()
+	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
+	r := c.proofToken(t, "w")
+	c.node("w")
+	c.ready["w"] = "period-1"
+	n := c.admission()
+	n.AllowExisting = true
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(r.Token), "w", nil))
+	if no := approval.Refused(err); no == nil || no.Reason != admission.ReasonNodeIsReady {
+		t.Errorf("got %v, want %s", err, admission.ReasonNodeIsReady)
+	}
+}
+
 // Catches a machine that takes over a Node which others have registered since it was added, and one that does not get back its name: a
 // release of its claim says nothing about who had the Node.
 func TestMachineReplacesOnlyItsNode(t *testing.T) {
