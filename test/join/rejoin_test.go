@@ -217,7 +217,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 				strings.Replace(commandsOfPage(t, s, "By hand"), "--cert kubelet-client-current.pem", "--cert self.pem", 1))
 		}
 	}
-	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d +no$`, 4+diskless)).MatchString(out) {
+	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d +no +no$`, 4+diskless)).MatchString(out) {
 		t.Errorf("got claims\n%s", out)
 	}
 	metrics := s.CheckSecrets(t)
