@@ -138,8 +138,8 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 	return body, err
 }
 
-// unknownMachine returns the problem of a key that no machine has, and shows the handshake to those who add machines. Nobody can guess
-// a key, so this is no rejected credential: waiting machines must not use up the limit of their network.
+// unknownMachine returns the problem of a key that no machine has, and adds the handshake to the pending machines. It does not count the
+// key as a rejected credential: nobody can guess a key, and waiting machines must not use up the limit of their network.
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())

@@ -68,11 +68,16 @@ func (m Machine) Record(name string, replaces NodeRef, now time.Time) Record {
 	}
 	r := NewRecord(Generate(), ttl, now)
 	r.Description = "for the machine of node " + name
-	r.Limits = Limits{MaxNodes: 1, NodeNames: []string{name}, CertificateDuration: m.CertificateDuration, Rejoin: m.Rejoin, Role: m.Role, Node: m.Node}
+	r.Limits = m.limits(name)
 	if replaces != (NodeRef{}) {
 		r.Limits.MaxNodes, r.Limits.NodeNames, r.Limits.Replaces = 0, nil, replaces
 	}
 	return r
+}
+
+// limits are those of a token for the machine that replaces no Node.
+func (m Machine) limits(name string) Limits {
+	return Limits{MaxNodes: 1, NodeNames: []string{name}, CertificateDuration: m.CertificateDuration, Rejoin: m.Rejoin, Role: m.Role, Node: m.Node}
 }
 
 // IsZero reports whether m is the zero Machine.
@@ -128,7 +133,7 @@ func (m Machine) check(node string) error {
 	if err := CheckMachineKey(m.Key); err != nil {
 		return err
 	}
-	if err := m.Record(node, NodeRef{}, time.Now()).Limits.Check(); err != nil {
+	if err := m.limits(node).Check(); err != nil {
 		return &FieldError{"machine", err}
 	}
 	if !isShortWord(m.TokenUID) || m.TokenID != "" && CheckID(m.TokenID) != nil || len(m.By) > MaxMachineBy {

@@ -93,7 +93,7 @@ func TestMachineFormatsAndFields(t *testing.T) {
 	must.Value(j.Script())(t)
 }
 
-// User data stays readable for everyone on the machine and in its cloud.
+// Everyone on the machine and in its cloud can read user data, also after the join.
 func TestMachineFormatsHaveNoSecret(t *testing.T) {
 	for _, name := range []string{"script", "cloud-config", "ignition"} {
 		text := string(must.Value(machineExample(t).Write(name))(t))

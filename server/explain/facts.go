@@ -21,7 +21,7 @@ type Facts struct {
 	Claim *tokens.Claim
 	// Identity has the keys that the node can rejoin with; the zero Identity if nothing is known.
 	Identity tokens.Identity
-	// Machine is the machine that holds the name with a key of its own; the zero Machine if there is none.
+	// Machine is the machine that holds the name with a key of its own. It is zero if no machine holds the name.
 	Machine tokens.Machine
 	// Tokens are all tokens.
 	Tokens []tokens.Record

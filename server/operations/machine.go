@@ -43,7 +43,7 @@ func MachineKey(text string) (string, error) {
 	case notSSH != nil:
 		err = errors.New("want a public key in PEM, a public key line of OpenSSH, sha256: with 64 hexadecimal digits, or the four words of a fingerprint")
 	default:
-		if public, ok := line.(ssh.CryptoPublicKey); ok && !strings.HasPrefix(line.Type(), "sk-") { // a token in USB, which TLS cannot use
+		if public, ok := line.(ssh.CryptoPublicKey); ok && !strings.HasPrefix(line.Type(), "sk-") { // a hardware token for SSH cannot sign a TLS handshake
 			key = public.CryptoPublicKey()
 		}
 		der, err = x509.MarshalPKIXPublicKey(key)

@@ -21,7 +21,7 @@ const (
 	ReasonMachineKeyDiffers = "MachineKeyDiffers"
 )
 
-// HasMachine returns nil if a key has the words of the machine of a node, and an error that wraps [tokens.ErrNotFound] if it is not. It
+// HasMachine returns nil if a key has the words of the machine of a node, and otherwise an error that wraps [tokens.ErrNotFound]. It
 // reads the cache, because anyone can make a key.
 func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
 	if n == nil || n.Claims == nil {
@@ -51,6 +51,9 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before token
 	if n == nil || n.Claims == nil {
 		return proof, tokens.ErrNotFound
 	}
+	if n.Node != nil && n.Ready == nil { // a Node that may be Ready must not be replaced
+		return proof, errors.New("machines with keys of their own need Nodes.Ready")
+	}
 	n.once.Do(n.start)
 	known := false
 	a, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan {
@@ -76,7 +79,8 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before token
 // errOtherProof means that the machine has got another token since. Two tokens that are delivered could not both be deleted.
 var errOtherProof = errors.New("the machine has proven its key twice at the same time, or was changed meanwhile")
 
-// planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as in ProveMachine.
+// planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as
+// in ProveMachine.
 func planProof(f facts, key string, made tokens.Record) plan {
 	p, node := plan{next: f.claim.Clone()}, f.claim.Node
 	m := &p.next.Machine

@@ -49,7 +49,19 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 	}
 }
 
-// The same, with --existing-nodes=allow, where a token needs no Node to replace.
+// Catches a Node that counts as not Ready because nothing reads that.
+func TestMachineNeedsReaderOfReady(t *testing.T) {
+	c := newCluster()
+	c.addMachine("w", tokens.Machine{Key: machineKey, Replace: true, Added: time.Now().UTC().Truncate(time.Second)})
+	c.node("w")
+	n := c.admission()
+	n.Ready = nil
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{}); err == nil || approval.Refused(err) != nil {
+		t.Errorf("got %v, want an error that is no refusal", err)
+	}
+}
+
+// As [TestMachineReplacesNoReadyNode], with --existing-nodes=allow, where a token needs no Node to replace.
 func TestMachineTakesNoReadyNodeIfExistingAreAllowed(t *testing.T) {
 	c := newCluster()
 	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})

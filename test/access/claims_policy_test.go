@@ -143,7 +143,7 @@ func TestClaimsPolicyLetsOnlyKubejoinWriteClaims(t *testing.T) {
 		return err
 	})
 	if err := exists("candidate"); !apierrors.IsNotFound(err) {
-		t.Errorf("a Lease of a candidate: got %v, want that there is none", err)
+		t.Errorf("a Lease of a candidate: got %v, want it not found", err)
 	}
 
 	must.OK(t, s.Client().CoreV1().ConfigMaps(namespace).Delete(ctx, owner.Name, metav1.DeleteOptions{}))

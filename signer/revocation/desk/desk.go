@@ -421,8 +421,9 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 			e = old
 		} else if !r.DryRun {
 			key := e.Key()
-			barred, err := d.bar(ctx, r, e.Node, true)                                                       // first: otherwise the entry could allow a certificate of the machine's token
-			result.barred, result.unbarred = result.barred || !barred.IsZero(), cmp.Or(result.unbarred, err) // an earlier try may have barred it
+			// First, because the entry could allow a certificate of the machine's token. An earlier try may have barred the key.
+			barred, err := d.bar(ctx, r, e.Node, true)
+			result.barred, result.unbarred = result.barred || !barred.IsZero(), cmp.Or(result.unbarred, err)
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
 				errs = append(errs, fmt.Errorf("revoke %s: %w", key, err))
 				continue
@@ -441,7 +442,7 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 
 // bar bars the key of a node's machine, so that the machine gets no token, and cannot use the one that it has. Without revoked, it
 // allows the key again. An order for a token bars only the machine that got this token, or joined with it if it was for one node.
-// bar returns the machine as it was before; zero if there is none to bar.
+// bar returns the machine before the change, or the zero Machine if the order bars none.
 func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (before tokens.Machine, err error) {
 	for range endAttempts {
 		var c tokens.Claim
