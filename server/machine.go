@@ -143,8 +143,11 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
-	return web.NewProblem("unauthorized", "kubejoin knows no machine %s with this key: on the cluster, run: kubejoin machine add %[1]s --key %s", node, tokens.Words(key))
+	return web.NewProblem("unauthorized", "kubejoin knows no machine %s with this key: on the cluster, run: kubejoin machine add %[1]s --key %s", node, tokens.Words(key)).CausedBy(errUnknownMachine)
 }
+
+// errUnknownMachine is the cause of a problem about a key that no machine has.
+var errUnknownMachine = errors.New("unknown machine")
 
 // addMachines adds machines with keys of their own.
 func (h *handler) addMachines(r *call, req api.AddMachines) (web.Response, error) {

@@ -476,3 +476,19 @@ func TestMachinesOfUserHaveALimit(t *testing.T) {
 		t.Errorf("got %v, want too-many-machines", err)
 	}
 }
+
+// Catches a stranger who fills the log: unknown keys use up no limit of rejected credentials.
+func TestSamplesLogOfUnknownMachines(t *testing.T) {
+	s, _ := certifying(t)
+	s.Limits.ClientRate = server.Rate{QPS: -1}
+	s.start(t)
+	handler := must.Get(s.Server.Handler())
+	for i := range 300 {
+		if status, body := served(handler, unknownKey("192.0.2.1", "worker-1", i)); status != 401 {
+			t.Fatalf("got %d %s, want 401", status, body)
+		}
+	}
+	if n := strings.Count(s.logs.String(), "level=INFO msg=request route=join-machine"); n == 0 || n > 110 {
+		t.Errorf("got %d lines, want a sample", n)
+	}
+}
