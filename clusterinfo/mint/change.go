@@ -75,6 +75,8 @@ func wouldShorten(format string, args ...any) *Error {
 
 // A Deletion says how to delete a token.
 type Deletion struct {
+	// UID keeps another token with the same ID. Empty deletes any token.
+	UID string
 	// OnlyExpired keeps a token that has not expired.
 	OnlyExpired bool
 	// DryRun makes Delete delete nothing, and return the result that it would have.
@@ -98,7 +100,7 @@ func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Reco
 		}
 		expired := record.Expired(time.Now())
 		switch {
-		case record.UID != first.UID:
+		case record.UID != first.UID, d.UID != "" && record.UID != d.UID:
 			return record, errorf(Replaced, "token %s was deleted and created again during this request; check the new token before you delete it", id)
 		case d.OnlyExpired && !expired:
 			return record, errorf(NotExpired, "token %s has not expired, or was renewed", id)

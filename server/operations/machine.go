@@ -377,12 +377,9 @@ func (o *Operations) EndMachineToken(ctx context.Context, m tokens.Machine) erro
 	if m.TokenID == "" {
 		return nil
 	}
-	record, err := o.Minter.Tokens.Get(ctx, m.TokenID, tokens.Live)
-	if err == nil && record.UID == m.TokenUID {
-		err = o.Minter.Tokens.Delete(ctx, record)
-	}
-	if errors.Is(err, tokens.ErrNotFound) {
-		err = nil
+	_, err := o.Minter.Delete(ctx, m.TokenID, mint.Deletion{UID: m.TokenUID})
+	if e := (*mint.Error)(nil); errors.As(err, &e) && (e.Reason == mint.NoToken || e.Reason == mint.Replaced) {
+		return nil
 	}
 	return err
 }
