@@ -223,10 +223,10 @@ func machineListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List machines, or handshakes with unknown keys",
-		Long: `List machines with keys of their own. The state is waiting (the machine has not proven its
-key yet), got-token (it got a token), expired, revoked, or cloned (machines prove the key of a
-Node that is Ready, so another machine may have a copy of the key). -o wide adds the key, who
-added the machine, and its last token.
+		Long: `List machines with keys of their own. The state is waiting (the machine has got no token),
+got-token (it proved its key and got a token), expired, revoked, or cloned (machines prove the
+key of a Node that is Ready, so another machine may have a copy of the key). -o wide adds the
+key, who added the machine, and its last token.
 
 --pending lists handshakes of the last hour with a key that kubejoin did not know under this
 node name, also of machines that were added since. Anyone who reaches the server can prove a

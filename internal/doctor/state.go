@@ -164,7 +164,7 @@ func checkMachines(f *Facts) []Finding {
 				"machines prove the key of Node %s since %s, although it is Ready: one of them is a copy; the command locks out all that have the key", node, m.RefusedSince.Format(time.RFC3339)))
 		case m.Expired(f.Time) && m.TokenID == "":
 			all = append(all, found("machine-expired", "kubejoin machine delete "+safetext.Quote(node),
-				"the machine of node %s expired at %s and never proved its key, and no other machine can have its name", node, m.Expires.Format(time.RFC3339)))
+				"the machine of node %s expired at %s and never got a token, and no other machine can have its name", node, m.Expires.Format(time.RFC3339)))
 		}
 	}
 	return all

@@ -92,7 +92,7 @@ const (
 
 // Values of Machine.State.
 const (
-	// MachineWaiting: the machine has not proven its key.
+	// MachineWaiting: the machine has got no token.
 	MachineWaiting = "waiting"
 	// MachineGotToken: the machine has proven its key, and got a token.
 	MachineGotToken = "got-token"
@@ -126,7 +126,7 @@ type Machine struct {
 	NodeTaints          []string `json:"nodeTaints,omitempty"`
 	NodeReadyAfter      string   `json:"nodeReadyAfter,omitempty"`
 
-	// Token is the ID of the last token that the machine got; empty if it has not proven its key yet.
+	// Token is the ID of the last token that the machine got; empty if it got none.
 	Token string `json:"token,omitempty"`
 	// State is one of the constants.
 	State string `json:"state"`
