@@ -83,7 +83,13 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/node-properties.yaml"))
 	s.Start(t)
 	known := harness.NewMachineKey(t, s.WorkDir, "known")
-	s.CLI(t, "machine", "add", "known", "--key-file", known.Public, "--certificate-duration=72h", "--node-label=tenant=a")
+	harness.Wait(t, "kubejoin to know that it may patch Nodes", func() error {
+		_, stderr, code := s.RunKubejoin(t, "machine", "add", "known", "--key-file", known.Public, "--certificate-duration=72h", "--node-label=tenant=a")
+		if code != 0 {
+			return errors.New(stderr)
+		}
+		return nil
+	})
 	script := machineFile(t, s, "", "script")
 
 	t.Run("known key", func(t *testing.T) {
