@@ -31,14 +31,18 @@ func newCA(t testing.TB) *signer.CA {
 	return must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
 }
 
+// began is the time from which all CA certificates of these tests count. Of certificates that end at different times,
+// the last one would sign.
+var began = time.Now()
+
 // caCertificate creates a CA certificate. Without a parent it is self-signed.
 func caCertificate(t testing.TB, name string, key crypto.Signer, parent *x509.Certificate, parentKey crypto.Signer, change func(*x509.Certificate)) *x509.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(time.Now().UnixNano()),
 		Subject:               pkix.Name{CommonName: name},
-		NotBefore:             time.Now().Add(-time.Hour),
-		NotAfter:              time.Now().Add(24 * time.Hour),
+		NotBefore:             began.Add(-time.Hour),
+		NotAfter:              began.Add(24 * time.Hour),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
