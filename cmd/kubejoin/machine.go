@@ -462,7 +462,7 @@ func (f *machineFile) csv(content []byte) (items []any, err error) {
 		item := map[string]any{}
 		for i, cell := range row {
 			switch name := header[i]; {
-			case item[name] != nil:
+			case slices.Contains(header[:i], name):
 				return nil, fmt.Errorf("line 1: column %s is there twice", name)
 			case cell == "":
 			case name == "nodeLabels" || name == "nodeTaints":
