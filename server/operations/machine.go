@@ -35,13 +35,13 @@ func MachineKey(text string) (string, error) {
 	var der []byte
 	var key crypto.PublicKey
 	var err error
-	switch line, _, _, _, notSSH := ssh.ParseAuthorizedKey([]byte(text)); {
+	switch line, _, options, _, notSSH := ssh.ParseAuthorizedKey([]byte(text)); {
 	case strings.HasPrefix(text, "-----BEGIN"):
 		if der, err = pemfile.One([]byte(text), pemfile.PublicKey); err == nil {
 			key, err = x509.ParsePKIXPublicKey(der)
 		}
-	case notSSH != nil:
-		err = errors.New("want a public key in PEM, a public key line of OpenSSH, sha256: with 64 hexadecimal digits, or the four words of a fingerprint")
+	case notSSH != nil, strings.ContainsAny(text, "\r\n"), len(options) > 0: // ParseAuthorizedKey skips other lines
+		err = errors.New("want a public key in PEM, one public key line of OpenSSH without options, sha256: with 64 hexadecimal digits, or the four words of a fingerprint")
 	default:
 		if public, ok := line.(ssh.CryptoPublicKey); ok && !strings.HasPrefix(line.Type(), "sk-") { // a hardware token for SSH cannot sign a TLS handshake
 			key = public.CryptoPublicKey()

@@ -115,9 +115,15 @@ func TestMachineKey(t *testing.T) {
 	for _, key := range []any{&e.PublicKey, ed25519.PublicKey(make([]byte, ed25519.PublicKeySize)), &r.PublicKey} {
 		der := must.Value(x509.MarshalPKIXPublicKey(key))(t)
 		id, line := pkcs10.IDOfKey(der), string(ssh.MarshalAuthorizedKey(must.Value(ssh.NewPublicKey(key))(t)))
-		for _, text := range []string{strings.ToUpper(id), " " + id + "\n", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), line, `restrict,command="a b" ` + strings.TrimSpace(line) + " root@worker-7"} {
+		for _, text := range []string{strings.ToUpper(id), " " + id + "\n", string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), line, strings.TrimSpace(line) + " root@worker-7"} {
 			if got, err := operations.MachineKey(text); err != nil || got != id {
 				t.Errorf("%T: %s: got %s, %v, want %s", key, text, got, err, id)
+			}
+		}
+		// A machine has one key, and an option would have no effect.
+		for _, text := range []string{line + line, line + "# of worker-7", "worker-7\n" + line, `restrict,command="a b" ` + line} {
+			if got, err := operations.MachineKey(text); err == nil {
+				t.Errorf("%T: got %s from more than a key: %s", key, got, text)
 			}
 		}
 	}
