@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -64,7 +65,7 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before token
 		if known = m.HasWordsOf(key); !known {
 			return plan{next: f.claim}
 		}
-		if made.UID != "" && (m.TokenID != before.TokenID || !m.Same(before)) {
+		if made.UID != "" && (m.TokenUID != before.TokenUID || !m.Same(before)) {
 			return plan{next: f.claim, err: errOtherProof}
 		}
 		return planProof(f, key, made)
@@ -124,7 +125,7 @@ func (a *Admitted) Evidence() []string {
 	if a.TokenID == "" || m.IsZero() {
 		return nil
 	}
-	return []string{"machine key " + m.Key + " added by " + m.By}
+	return []string{"machine key " + m.Key + " added by " + cmp.Or(m.By, "an unknown user")}
 }
 
 func refuseMachine(node string) error {

@@ -118,6 +118,11 @@ func TestOneTokenOfMachineIsDelivered(t *testing.T) {
 	if _, err := n.ProveMachine(t.Context(), "w", machineKey, before, second); err == nil {
 		t.Error("a proof at the same time got a token, too")
 	}
+	earlier := got.Machine
+	earlier.TokenUID = "0" // of another token with the same ID
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, earlier, second); err == nil {
+		t.Error("a proof got a token, although another token with the same ID was delivered")
+	}
 	must.Value(n.ProveMachine(t.Context(), "w", machineKey, got.Machine, second))(t)
 	other := c.claims["w"].Machine // deleted and added again meanwhile
 	other.Role = tokens.RoleControlPlane
