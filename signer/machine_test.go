@@ -17,18 +17,20 @@ import (
 
 // Catches a certificate whose entry lacks who vouched for its machine, and an entry that names a machine without reason.
 func TestRecordsMachineThatJoins(t *testing.T) {
-	const want = "machine key lusab-babad-gutih-tugad added by ada"
+	const want = "machine key lusab-babad-gutih-tugad added by "
 	for name, test := range map[string]struct {
+		by       string
 		other    bool // the token is not that of the machine, which a person has deleted
 		uid      string
 		approver string
 		window   time.Duration
 		want     []string
 	}{
-		"HTTPS API":             {want: []string{"it is Monday", want}},
-		"HTTPS API, may rejoin": {window: time.Hour, want: []string{"it is Monday", want}},
-		"object":                {uid: "uid-1", window: time.Hour, want: []string{"it is Monday", want}},
-		"approved by a person":  {uid: "uid-1", approver: "jane", want: []string{want}},
+		"HTTPS API":             {by: "ada", want: []string{"it is Monday", want + "ada"}},
+		"HTTPS API, may rejoin": {by: "ada", window: time.Hour, want: []string{"it is Monday", want + "ada"}},
+		"object":                {by: "ada", uid: "uid-1", window: time.Hour, want: []string{"it is Monday", want + "ada"}},
+		"approved by a person":  {by: "ada", uid: "uid-1", approver: "jane", want: []string{want + "ada"}},
+		"added by a kubeconfig": {want: []string{"it is Monday", want + "an unknown user"}},
 		"another token":         {other: true, want: []string{"it is Monday"}},
 	} {
 		a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good", Evidence: []string{"it is Monday"}})
@@ -38,7 +40,7 @@ func TestRecordsMachineThatJoins(t *testing.T) {
 		r.Limits.MaxNodes = 1
 		r = must.Value(db.Create(t.Context(), r))(t)
 		if !test.other {
-			m := tokens.Machine{Key: "lusab-babad-gutih-tugad", By: "ada", TokenID: r.Token.ID(), TokenUID: r.UID}
+			m := tokens.Machine{Key: "lusab-babad-gutih-tugad", By: test.by, TokenID: r.Token.ID(), TokenUID: r.UID}
 			must.Value(storetest.CreateClaim(t.Context(), db.Claims(), tokens.Claim{Node: "worker-1", Machine: m}))(t)
 		}
 		join := nodeRequest(t, tokens.BootstrapUserPrefix+r.Token.ID(), "worker-1")

@@ -120,7 +120,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 	case p.vacates:
 		p.change, p.next = made, begin(past, tokens.Identity{})
 	case (own || !claim.Machine.IsZero()) && claim.NodeUID != "" && !f.nodes:
-		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; if that machine is gone: kubejoin claim release %s", node, id, node)
+		p.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; if that machine is gone: kubejoin claim release %s", node, claim.TokenID, node)
 	case !own && !claim.Machine.IsZero(): // the machine starts over with another token
 		p.change, p.next = takenOver, begin(past, claim.Identity)
 	case !own, claim.NodeUID != "" && !replaces && !claim.HasKey(key): // the Node exists, and existing Nodes are allowed
