@@ -223,3 +223,20 @@ func TestReadsMachineOfReleasedClaim(t *testing.T) {
 		t.Errorf("got %+v, %v, want the machine and no claim of a token", f, err)
 	}
 }
+
+// A machine has just got its token, which a stale list does not have. Catches an explanation that says that the token has ended.
+func TestReadsTokenOfMachineLive(t *testing.T) {
+	db := memdb.Open()
+	r := must.Value(db.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
+	m := tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: r.Token.ID(), TokenUID: r.UID}
+	must.Value(storetest.CreateClaim(t.Context(), db.Claims(), tokens.Claim{Node: "worker-1", Machine: m}))(t)
+	f, err := Reader{Client: fake.NewClientset(), Tokens: staleList{db}, Claims: db.Claims(), ClusterInfo: noInfo{}}.Facts(t.Context(), "worker-1")
+	if err != nil || len(f.Tokens) != 1 || f.Tokens[0].UID != r.UID {
+		t.Errorf("got tokens %+v, %v, want the one of the machine", f.Tokens, err)
+	}
+}
+
+// staleList has none of its tokens in the list.
+type staleList struct{ tokens.Store }
+
+func (staleList) List(context.Context) ([]tokens.Record, error) { return nil, nil }

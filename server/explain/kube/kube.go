@@ -281,10 +281,13 @@ func (g *gathering) tokens(ctx context.Context) error {
 	return nil
 }
 
-// requestersToken re-reads the tokens of the newest requests, because the list may be stale.
+// requestersToken re-reads the token of the machine and those of the newest requests, because the list may be stale.
 func (g *gathering) requestersToken(ctx context.Context) error {
+	ids := []string{g.known.Machine.TokenID}
 	for _, o := range g.latest {
-		id := tokens.IDOfUser(o.Spec.Username)
+		ids = append(ids, tokens.IDOfUser(o.Spec.Username))
+	}
+	for _, id := range ids {
 		if id == "" {
 			continue
 		}
