@@ -170,7 +170,7 @@ func TestRevokesMachineThatJoinsMeanwhile(t *testing.T) {
 		old := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}}), "worker-1")
 		t1 := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
 		s.machine(t, "worker-1", t1)
-		time.Sleep(5 * time.Second)
+
 		var late *x509.Certificate
 		works := s.Claims
 		s.Claims = storetest.Before(func() error {
@@ -203,28 +203,37 @@ func TestRevokeEarlierTokenBarsMachine(t *testing.T) {
 	})
 }
 
+// joinLate lets a machine join in 3 s, on a replica that has read its claim before the key was barred. late returns the certificate.
+func (s *site) joinLate(t *testing.T, node string) (late func() *x509.Certificate) {
+	t.Helper()
+	token := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{node}})
+	s.machine(t, node, token)
+
+	bar := func(revoked bool) {
+		must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), node, func(c *tokens.Claim) error { c.Machine.Revoked = revoked; return nil }))(t)
+	}
+	var certificate *x509.Certificate
+	time.AfterFunc(3*time.Second, func() {
+		s.wantBarred(t, node, true)
+		bar(false) // for this replica
+		certificate = s.join(t, token, node)
+		bar(true)
+	})
+	return func() *x509.Certificate {
+		if certificate == nil {
+			t.Fatal("the revocation ended before the replica had delivered the certificate")
+		}
+		return certificate
+	}
+}
+
 // Catches a certificate of a machine's token that a replica delivers late, on what it had read before the key was barred.
 func TestRevokesLateCertificateOfBarredMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		token := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
-		s.machine(t, "worker-1", token)
-		time.Sleep(5 * time.Second)
-		bar := func(revoked bool) {
-			must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), "worker-1", func(c *tokens.Claim) error { c.Machine.Revoked = revoked; return nil }))(t)
-		}
-		var late *x509.Certificate
-		time.AfterFunc(3*time.Second, func() {
-			s.wantBarred(t, "worker-1", true)
-			bar(false) // for this replica
-			late = s.join(t, token, "worker-1")
-			bar(true)
-		})
+		late := s.joinLate(t, "worker-1")
 		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
-		if late == nil {
-			t.Fatal("the revocation ended before the replica had delivered the certificate")
-		}
-		s.wantRevoked(t, late, true)
+		s.wantRevoked(t, late(), true)
 	})
 }
 
@@ -232,38 +241,16 @@ func TestRevokesLateCertificateOfBarredMachine(t *testing.T) {
 func TestRepeatedRevokeFindsLateCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		token := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
-		s.machine(t, "worker-1", token)
-		time.Sleep(5 * time.Second)
-		bar := func(revoked bool) {
-			must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), "worker-1", func(c *tokens.Claim) error { c.Machine.Revoked = revoked; return nil }))(t)
+		late := s.joinLate(t, "worker-1")
+		works := s.Guard.Store
+		s.Guard.Store = full{works}
+		if _, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err == nil {
+			t.Fatal("revoked in a full list")
 		}
-		var late *x509.Certificate
-		time.AfterFunc(3*time.Second, func() {
-			s.wantBarred(t, "worker-1", true)
-			bar(false) // for this replica
-			late = s.join(t, token, "worker-1")
-			bar(true)
-		})
-		works := s.Claims
-		lost := false
-		s.Claims = storetest.Faulty(func(c *storetest.Call, do func() error) error {
-			err := do()
-			if c.Method == "Claims.Update" && !lost {
-				lost = true
-				return errors.New("lost response")
-			}
-			return err
-		}).Claims(works)
-		if _, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err == nil || !lost {
-			t.Fatalf("got %v, want an error for the lost response", err)
-		}
-		s.Claims = works
+		s.wantBarred(t, "worker-1", true)
+		s.Guard.Store = works
 		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
-		if late == nil {
-			t.Fatal("the other replica has issued nothing")
-		}
-		s.wantRevoked(t, late, true)
+		s.wantRevoked(t, late(), true)
 	})
 }
 
