@@ -90,7 +90,7 @@ func (m Machine) HasWordsOf(key string) bool {
 }
 
 // HasKey reports whether key is the key of the machine, or has its words if only they are known.
-func (m Machine) HasKey(key string) bool { return key != "" && (m.Key == key || m.Key == Words(key)) }
+func (m Machine) HasKey(key string) bool { return !m.IsZero() && (m.Key == key || m.Key == Words(key)) }
 
 // Expired reports whether the machine can no longer prove its key.
 func (m Machine) Expired(now time.Time) bool { return !m.Expires.IsZero() && !now.Before(m.Expires) }

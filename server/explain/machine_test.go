@@ -48,6 +48,10 @@ func TestExplainsMachine(t *testing.T) {
 			facts: explain.Facts{Machine: machine(nil), Tokens: gone}, state: explain.NothingArrived,
 			sentence: nobody + "; token abcdef of its machine has ended; start its script again, which proves the key again; its machine proved its key and got token abcdef 60 min ago",
 		},
+		"has an ended token, and another one exists": {
+			facts: explain.Facts{Machine: machine(nil), Tokens: []tokens.Record{token(t, "bbbbbb", forNames(name))}}, state: explain.NothingArrived,
+			sentence: nobody + "; token abcdef of its machine has ended; start its script again, which proves the key again",
+		},
 		"tokens unread": {
 			facts: explain.Facts{Machine: machine(nil), ClusterInfo: info(t, ca), Unread: []api.UnreadFact{{Fact: explain.FactTokens}}}, state: explain.NothingKnown,
 			sentence: nobody + "; check on the machine what kubeadm join prints, and whether it reaches https://api.example.com:6443 and the HOST:PORT of its join command, and whether its token is still valid (could not be read: tokens)",

@@ -2,6 +2,7 @@ package operations_test
 
 import (
 	"cmp"
+	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
@@ -17,6 +18,7 @@ import (
 	"unicode"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
@@ -121,10 +123,20 @@ func TestMachineKey(t *testing.T) {
 			}
 		}
 		// A machine has one key, and an option would have no effect.
-		for _, text := range []string{line + line, line + "# of worker-7", "worker-7\n" + line, `restrict,command="a b" ` + line} {
+		for _, text := range []string{"x", line + line, line + "# of worker-7", "worker-7\n" + line, `restrict,command="a b" ` + line} {
 			if got, err := operations.MachineKey(text); err == nil {
 				t.Errorf("%T: got %s from more than a key: %s", key, got, text)
 			}
+		}
+	}
+	short := must.Value(x509.MarshalPKIXPublicKey(&csrtest.RSA1024().PublicKey))(t)
+	for want, text := range map[string]string{
+		"never needs the private key": "-----BEGIN PRIVATE KEY-----",
+		"2048":                        string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: short})),
+		"damaged":                     "-----BEGIN PUBLIC KEY-----",
+	} {
+		if _, err := operations.MachineKey(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }
@@ -169,6 +181,76 @@ func TestDeleteMachineEndsItsToken(t *testing.T) {
 		_, kept := db.Claims().Get(t.Context(), "w", tokens.Live)
 		if left := must.Value(db.List(t.Context()))(t); (err != nil) != (test.fault != nil) || (kept == nil) != (test.fault != nil) || len(left) != test.tokensLeft {
 			t.Errorf("%s: got %v, %d tokens and claim %v, want %v and %d tokens", name, err, len(left), kept, test.fault, test.tokensLeft)
+		}
+	}
+}
+
+// Catches a machine that kubejoin adds, shows or deletes although it must refuse, and an error that does not say why.
+func TestRefusesMachines(t *testing.T) {
+	const key, hash = "lusab-babad-gutih-tugad", "sha256:0b6e1a8f6d7d3cf9e2f7b7a54d1c9a7f0c4f1a5f1d9be55c5a3f1f6c7f8a9b01"
+	away := errors.New("away")
+	add := func(items ...api.MachineSpec) func(*operations.Operations) error {
+		return func(o *operations.Operations) error {
+			_, err := o.AddMachines(t.Context(), api.AddMachines{Items: items}, "ada", operations.Everything)
+			return err
+		}
+	}
+	get := func(node string) func(*operations.Operations) error {
+		return func(o *operations.Operations) error { _, err := o.GetMachine(t.Context(), node); return err }
+	}
+	list := func(o *operations.Operations) error {
+		_, err := o.MachinesPage(t.Context(), api.ListPage{})
+		return err
+	}
+	join := func(req api.PrintMachineJoin) func(*operations.Operations) error {
+		return func(o *operations.Operations) error { _, _, err := o.MachineJoin(t.Context(), req); return err }
+	}
+	works := memdb.Open().Claims()
+	must.Value(storetest.CreateClaim(t.Context(), works, tokens.Claim{Node: "taken", TokenID: "abcdef", Keys: []string{"k"}}))(t)
+	fails := func(methods ...string) tokens.Claims {
+		return storetest.Fail(away, methods...).Claims(memdb.Open().Claims())
+	}
+	unreadable := func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, away }
+	for about, test := range map[string]struct {
+		o    operations.Operations
+		do   func(*operations.Operations) error
+		want string // the field or the reason
+	}{
+		"add without claims":    {do: add(api.MachineSpec{Node: "w", Key: key}), want: "no-claims"},
+		"list without claims":   {do: list, want: "no-claims"},
+		"get without claims":    {do: get("w"), want: "no-claims"},
+		"add none":              {o: operations.Operations{Claims: works}, do: add(), want: "items"},
+		"key":                   {o: operations.Operations{Claims: works}, do: add(api.MachineSpec{Node: "w", Key: "x"}), want: "items[0].key"},
+		"key and its words":     {o: operations.Operations{Claims: works}, do: add(api.MachineSpec{Node: "w", Key: tokens.Words(hash)}, api.MachineSpec{Node: "v", Key: hash}), want: "items[1].key"},
+		"words and their key":   {o: operations.Operations{Claims: works}, do: add(api.MachineSpec{Node: "w", Key: hash}, api.MachineSpec{Node: "v", Key: tokens.Words(hash)}), want: "items[1].key"},
+		"name of a token":       {o: operations.Operations{Claims: works}, do: add(api.MachineSpec{Node: "taken", Key: key}), want: "name-in-use"},
+		"quota unread":          {o: operations.Operations{Claims: fails("Claims.List"), UserMachines: 1}, do: add(api.MachineSpec{Node: "w", Key: key}), want: mint.Unavailable},
+		"Node unread":           {o: operations.Operations{Claims: works, Readers: operations.Readers{Node: unreadable}}, do: add(api.MachineSpec{Node: "w", Key: key}), want: "node-unavailable"},
+		"not written":           {o: operations.Operations{Claims: fails("Claims.Create")}, do: add(api.MachineSpec{Node: "w", Key: key}), want: mint.Unavailable},
+		"another object's name": {o: operations.Operations{Claims: storetest.Fail(tokens.ErrExists, "Claims.Create").Claims(memdb.Open().Claims())}, do: add(api.MachineSpec{Node: "w", Key: key}), want: "name-in-use"},
+		"list unread":           {o: operations.Operations{Claims: fails("Claims.List")}, do: list, want: mint.Unavailable},
+		"get a bad name":        {o: operations.Operations{Claims: works}, do: get("No Node"), want: "node"},
+		"get no claim":          {o: operations.Operations{Claims: works}, do: get("w"), want: "no-machine"},
+		"get no machine":        {o: operations.Operations{Claims: works}, do: get("taken"), want: "no-machine"},
+		"get unread":            {o: operations.Operations{Claims: fails("Claims.Get")}, do: get("w"), want: mint.Unavailable},
+		"join as a bad name":    {do: join(api.PrintMachineJoin{Node: "No Node", Endpoint: "join.example.com:9443"}), want: "node"},
+		"join at no endpoint":   {do: join(api.PrintMachineJoin{Endpoint: "join"}), want: "endpoint"},
+	} {
+		err := test.do(&test.o)
+		var invalid api.InvalidFields
+		var refused *tokens.Refusal
+		var minted *mint.Error
+		got := ""
+		switch {
+		case errors.As(err, &invalid):
+			got = invalid[0].Field
+		case errors.As(err, &minted):
+			got = minted.Reason
+		case errors.As(err, &refused):
+			got = refused.Reason
+		}
+		if got != test.want {
+			t.Errorf("%s: got %q (%v), want %q", about, got, err, test.want)
 		}
 	}
 }
