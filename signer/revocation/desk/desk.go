@@ -90,7 +90,7 @@ type Result struct {
 	before map[revocation.Fingerprint]bool // certificates issued to the revoked requesters before Entries were stored
 	unseen error                           // why before could not be read
 
-	barred   bool  // the key of a machine is barred
+	barred   bool  // the key of a machine is barred, and certificates of its token may come late
 	unbarred error // why the key of a machine could not be barred
 }
 
@@ -178,7 +178,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	if err == nil && !r.DryRun {
 		switch err = d.settle(ctx, r, &result, result.Entries); {
 		case err == nil:
-		case r.Node != "" && ctx.Err() == nil: // the node is revoked: only its certificates of other names may be missed
+		case r.Node != "" && !result.barred && ctx.Err() == nil: // the node is revoked: only its certificates of other names may be missed
 			result.Warnings, err = append(result.Warnings, notLooked), nil
 		default:
 			err = &Incomplete{Err: refusal(err)}
@@ -493,7 +493,7 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 				}
 			}
 		}
-		if result.barred = false; result.unseen != nil || d.Requested == nil {
+		if result.barred = false; result.unseen != nil {
 			return result.unseen
 		}
 		bars := barredBy(entries)

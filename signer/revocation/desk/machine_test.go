@@ -237,13 +237,27 @@ func TestRevokesLateCertificateOfBarredMachine(t *testing.T) {
 	})
 }
 
+// Catches a revocation that reports success although the late certificate stays valid.
+func TestReportsLateCertificateThatIsNotRevoked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		late := s.joinLate(t, "worker-1")
+		s.Guard.Store = full{s.Guard.Store, time.Now().Add(3500 * time.Millisecond)}
+		r, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"})
+		if incomplete := (*desk.Incomplete)(nil); !errors.As(err, &incomplete) {
+			t.Errorf("got %+v, %v, want an incomplete revocation", r, err)
+		}
+		s.wantRevoked(t, late(), false)
+	})
+}
+
 // Catches a certificate that stays valid because the first try barred the key, and only the second one reported success.
 func TestRepeatedRevokeFindsLateCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		late := s.joinLate(t, "worker-1")
 		works := s.Guard.Store
-		s.Guard.Store = full{works}
+		s.Guard.Store = full{works, time.Time{}}
 		if _, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err == nil {
 			t.Fatal("revoked in a full list")
 		}
@@ -254,10 +268,16 @@ func TestRepeatedRevokeFindsLateCertificate(t *testing.T) {
 	})
 }
 
-// full is a full list of revocations.
-type full struct{ revocation.Store }
+// full is a list of revocations that is full from a time on.
+type full struct {
+	revocation.Store
+	from time.Time
+}
 
-func (full) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+func (f full) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	if time.Now().Before(f.from) {
+		return f.Store.Update(ctx, key, change)
+	}
 	return nil, revocation.ErrFull
 }
 
@@ -268,7 +288,7 @@ func TestUndoAllowsKeyAfterFailedRevoke(t *testing.T) {
 		token := s.token(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-1"}})
 		s.machine(t, "worker-1", token)
 		works := s.Guard.Store
-		s.Guard.Store = full{works}
+		s.Guard.Store = full{works, time.Time{}}
 		if _, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err == nil {
 			t.Error("revoked in a full list")
 		}
