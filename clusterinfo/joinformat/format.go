@@ -82,7 +82,7 @@ func (f Format) CheckMachine() error {
 	return f.check(func(f Format) bool { return f.machine }, "needs a token, and cannot be for a machine with a key of its own")
 }
 
-// check returns an error with the problem if the format is not fit.
+// check returns an error with the problem if fit is false for the format.
 func (f Format) check(fit func(Format) bool, problem string) error {
 	if fit(f) {
 		return nil

@@ -59,7 +59,7 @@ func TestFormatHasTaintOrRefusesIt(t *testing.T) {
 	}
 }
 
-// A format that needs a token must fail, and the server alone decides about the token of a machine.
+// Formats with a token must fail for a machine, and so must fields of the token, because the server decides about it.
 func TestMachineFormatsAndFields(t *testing.T) {
 	for _, name := range []string{"", "text", "json", "yaml", "kubeconfig"} {
 		if content, err := machineExample(t).Write(name); err == nil || !strings.Contains(err.Error(), "needs a token, and cannot be for a machine with a key of its own, want one of cloud-config, ignition, script") {
@@ -93,7 +93,7 @@ func TestMachineFormatsAndFields(t *testing.T) {
 	must.Value(j.Script())(t)
 }
 
-// Everyone on the machine and in its cloud can read user data, also after the join.
+// Everyone on the machine and in its cloud can read user data, even after the join.
 func TestMachineFormatsHaveNoSecret(t *testing.T) {
 	for _, name := range []string{"script", "cloud-config", "ignition"} {
 		text := string(must.Value(machineExample(t).Write(name))(t))

@@ -34,9 +34,9 @@ type Join struct {
 	// JoiningTaint makes a worker register with the taint of [tokens.JoiningTaint]. Only formats that pass
 	// [Format.CheckTaint] contain it.
 	JoiningTaint bool
-	// Machine makes a script without a secret. The machine proves itself to Endpoint, which must be a kubejoin server, with
-	// a key of its own, and gets a token there. Only formats that pass [Format.CheckMachine] can do this. Token,
-	// CertificateKey and JoiningTaint must be zero: the server decides about them.
+	// Machine means that the script contains no secret. The script proves the machine's own key to Endpoint, which must be a
+	// kubejoin server, and gets a token from it. Only formats that pass [Format.CheckMachine] can do this. Token,
+	// CertificateKey and JoiningTaint must be zero, because the server decides about them.
 	Machine bool
 	// Node is the node name of a Machine. Empty means its host name.
 	Node string
@@ -94,7 +94,7 @@ func (j Join) configuration(tainted bool) ([]byte, error) {
 	return yaml.Marshal(c)
 }
 
-// checkMachine returns an error if j is no valid Machine. Configuration checks the same fields if j has a token.
+// checkMachine returns an error if j is not a valid Join of a Machine. If j has a token, Configuration checks the same fields.
 func (j Join) checkMachine() error {
 	if !j.Token.IsZero() || !j.CertificateKey.IsZero() || j.JoiningTaint {
 		return errors.New("machine with a token, a certificate key or a taint given, want none: the server decides about them")

@@ -1,8 +1,9 @@
-# prove_machine makes the key of this machine, if there is none, and a certificate for it, with which curl proves the key.
-# It sets words to the fingerprint. ln never replaces a key. The lifted limit of CN, which is 64, is for long node names.
+# prove_machine makes the key of this machine if it does not exist, and a self-signed certificate. curl proves the key with
+# this certificate. prove_machine sets words to the fingerprint of the key. It uses ln, which never replaces a key. The
+# configuration lifts the limit of 64 characters for CN, because node names may be longer.
 prove_machine() {
     case $node in
-    '' | [!a-z0-9]* | *[!a-z0-9.-]*) die 1 'the host name is no name for a node: run: hostnamectl set-hostname NAME' ;;
+    '' | [!a-z0-9]* | *[!a-z0-9.-]*) die 1 'the host name is not a valid node name: run: hostnamectl set-hostname NAME' ;;
     esac
     if [ ! -e "$key" ]; then
         dir=$(dirname "$key")
@@ -27,7 +28,7 @@ distinguished_name = names
 CONFIG
     openssl req -new -x509 -key "$key" -keyform PEM -passin pass: -config "$tmp/openssl" -subj "/O=system:nodes/CN=system:node:$node" \
         -days 1 -out "$tmp/machine.crt" 2>"$tmp/error" && words=$(pin_of "$tmp/machine.crt") ||
-        die 1 "--key: $key is no private key in PEM without a passphrase, or cannot be read: give another file"
+        die 1 "--key: $key is not a private key in PEM without a passphrase, or is unreadable: give another file"
     words=$(awk -v hex="${words#*:}" '
         function bits(i) { return index("123456789abcdef", substr(hex, i, 1)) }
         function consonant(n) { return substr("bdfghjklmnprstvz", n + 1, 1) }
@@ -42,10 +43,10 @@ CONFIG
     say "this machine is $node, the fingerprint of its key is $words"
 }
 
-# request_join writes the JoinConfiguration for this machine to join.yaml, and sets token, control_plane and taint as it
-# says. It waits until kubejoin grants it, but not beyond the time end. The machine renews its token from the time renew on.
-# Before the time lasts, a minute before the token at hand expires, one failure ends the wait, and noted is its reason.
-# Many machines may wait, so that no pause is shorter than 10 s.
+# request_join gets a JoinConfiguration from kubejoin and writes it to join.yaml. It sets token, control_plane and taint from
+# this file. After a failure, it retries until the time end. It sets renew, the time to get the next token, and lasts, a
+# minute before the present token expires. Before the time lasts, request_join does not retry: it returns after a failure,
+# and noted is the reason. Many machines may wait, so each pause takes at least 10 s.
 request_join() {
     while :; do
         if fetch "$tmp/join" "https://$endpoint/v1/machine/$node/join" --data '' --header 'Content-Type:' \
@@ -60,7 +61,7 @@ request_join() {
             why=$(detail "$tmp/join")
             why=${why:-kubejoin knows no machine $node with this key: on the cluster, run: kubejoin machine add $node --key $words}
             ;;
-        0:404) why="$endpoint has no machines (HTTP 404)" ;;
+        0:404) why="$endpoint does not let machines join with keys (HTTP 404)" ;;
         0:*)
             why=$(detail "$tmp/join")
             why=${why:-$endpoint returns HTTP $http}

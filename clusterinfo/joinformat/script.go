@@ -35,7 +35,7 @@ var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 // Endpoint with curl, and only trusts a server if a CA with one of the pins has issued its certificate. Then it runs
 // kubeadm, or writes files for a kubelet that is installed without kubeadm. With --diagnose it only reports problems.
 // Its option --help has the details. The token is in the text of the script, but in no command line, environment or
-// output. The script of a Machine contains no token, and gets one with the key of the machine. The script is too large for
+// output. The script of a Machine contains no token: the machine gets one with its key. The script is too large for
 // user data: see [Join.CloudConfig].
 func (j Join) Script() ([]byte, error) { return j.script(diagnoseText) }
 
@@ -54,7 +54,7 @@ func (j Join) script(diagnosis string) (_ []byte, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
 	}
-	// Lines that begin with a mark are only for scripts with a token, or only for those of a machine.
+	// A line that begins with a mark is only in scripts with a token, or only in scripts of machines.
 	mark, other := "#token ", "#machine "
 	taint, more, server := "", "", cmp.Or(j.TurnServer, j.Endpoint)
 	tainting, turns, machine := "", "", ""

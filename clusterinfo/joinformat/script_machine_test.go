@@ -41,7 +41,7 @@ type answer struct {
 }
 
 // A machineServer serves cluster-info without a signature. It responds to machines with the answers in order, and then
-// again with the last one. It responds to requests for a turn with the turns, and then with 200.
+// repeats the last one. It responds to requests for a turn with the turns in order, and then with 200.
 type machineServer struct {
 	*httptest.Server
 	join    joinformat.Join // of the machine
@@ -121,7 +121,7 @@ func (s *machineServer) requests() int {
 	return len(s.nodes)
 }
 
-// machine makes a machine with a fake kubeadm, whose pauses are short.
+// machine makes a machine with a fake kubeadm and short pauses.
 func (s *machineServer) machine(t *testing.T, j joinformat.Join) *machine {
 	t.Helper()
 	m := newMachine(t, j)
@@ -156,8 +156,8 @@ func (m *machine) wordsOf(t *testing.T, name string) string {
 	return tokens.Words(keyID(spki))
 }
 
-// In each shell, the machine must make a key, show its fingerprint, wait until kubejoin knows it, and then join with what
-// kubejoin returns. The key must stay, and nothing else.
+// In each shell, the machine must make a key, show its fingerprint, and wait until kubejoin knows the key. Then it must join
+// with the response of kubejoin. Only the key must stay on its disk.
 func TestMachineJoinsWithItsKey(t *testing.T) {
 	t.Parallel()
 	for _, shell := range [][]string{{"sh"}, {"sh", "-eu"}, {"dash", "-xv"}, {"bash", "--posix"}, {"bash", "-eu"}, {"busybox", "sh"}, {"mksh"}} {
@@ -208,7 +208,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	}
 }
 
-// The words must be those that kubejoin shows for the key. Users may bring a key of any kind.
+// The script and kubejoin must show the same words for a key. Users may use a key of any type.
 func TestMachineShowsFingerprintOfKey(t *testing.T) {
 	t.Parallel()
 	for _, awk := range []string{"mawk", "gawk", "busybox awk", "original-awk"} {
@@ -236,7 +236,7 @@ func TestMachineShowsFingerprintOfKey(t *testing.T) {
 	}
 }
 
-// A key that others know proves nothing. A key that the script replaces by mistake is lost.
+// The script must refuse a key that others can read, and must not replace an existing key.
 func TestMachineRefusesKey(t *testing.T) {
 	t.Parallel()
 	s := serveMachines(t, granted(t, nil))
@@ -247,7 +247,7 @@ func TestMachineRefusesKey(t *testing.T) {
 	encrypt := exec.CommandContext(t.Context(), "openssl", "pkey", "-aes256", "-passout", "pass:secret")
 	encrypt.Stdin = strings.NewReader(key)
 	encrypted := must.Value(encrypt.Output())(t)
-	const readable, none = " is not a file that only its owner can read: ", " is no private key in PEM without a passphrase, or cannot be read: "
+	const readable, none = " is not a file that only its owner can read: ", " is not a private key in PEM without a passphrase, or is unreadable: "
 	for name, test := range map[string]struct {
 		content string
 		mode    os.FileMode
@@ -293,7 +293,7 @@ func TestMachineRefusesKey(t *testing.T) {
 	})
 }
 
-// Two scripts may run at once. Catches a script that replaces the key of the other one.
+// Catches a script that replaces the key which another script has just made.
 func TestMachineTakesKeyThatAnotherScriptMakes(t *testing.T) {
 	t.Parallel()
 	s := serveMachines(t, granted(t, nil))
@@ -309,7 +309,7 @@ func TestMachineTakesKeyThatAnotherScriptMakes(t *testing.T) {
 	}
 }
 
-// A machine must keep asking the one server, with the one key, until its time is over.
+// A machine must retry with the same server and the same key, until its timeout.
 func TestMachineWaitsForToken(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -324,7 +324,7 @@ func TestMachineWaitsForToken(t *testing.T) {
 		"control characters":  {problem(403, "a\x1b]0;title\x07\xc2\x9b\r\b"), "a]0;title\n", "10"},
 		"lines":               {problem(403, "a\nkubejoin: forged"), "127.0.0.1:PORT returns HTTP 403", "10"},
 		"no detail":           {answer{status: 403}, "127.0.0.1:PORT returns HTTP 403", "10"},
-		"no machines":         {answer{status: 404, body: "404 page not found\n"}, "127.0.0.1:PORT has no machines (HTTP 404)", "10"},
+		"no machines":         {answer{status: 404, body: "404 page not found\n"}, "127.0.0.1:PORT does not let machines join with keys (HTTP 404)", "10"},
 		"throttled":           {answer{429, "", "1"}, "127.0.0.1:PORT returns HTTP 429", "10"},
 		"out of service":      {answer{503, `{"detail":"the store is down"}`, "25"}, "the store is down", "25"},
 		"for a long time":     {answer{503, "", "86400"}, "127.0.0.1:PORT returns HTTP 503", "30"},
@@ -377,7 +377,7 @@ func TestMachineWaitsForToken(t *testing.T) {
 	}
 }
 
-// The console must show now and then what the machine waits for, and at once if the reason changes.
+// The console must repeat the reason of the wait from time to time, and show a new reason at once.
 func TestMachineRepeatsWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
 	answers := slices.Repeat([]answer{problem(401, "")}, 13)
@@ -390,7 +390,7 @@ func TestMachineRepeatsWhatItWaitsFor(t *testing.T) {
 	}
 }
 
-// The server decides what the machine becomes.
+// The server decides whether the machine becomes a control plane, and with which taint.
 func TestMachineBecomesWhatServerSays(t *testing.T) {
 	t.Parallel()
 	t.Run("control plane", func(t *testing.T) {
@@ -445,8 +445,8 @@ func TestMachineBecomesWhatServerSays(t *testing.T) {
 	})
 }
 
-// Names may have 253 characters, but X.509 and openssl limit CN to 64. A host name with other characters is no node name,
-// and must not reach the URL.
+// A node name may have 253 characters, but openssl limits CN to 64. A host name that is not a valid node name must not
+// reach the URL.
 func TestMachineNames(t *testing.T) {
 	t.Parallel()
 	s := serveMachines(t, granted(t, nil))
@@ -456,13 +456,13 @@ func TestMachineNames(t *testing.T) {
 		t.Errorf("got exit code %d for %q:\n%s", code, s.nodes, output)
 	}
 	for _, name := range []string{"a/b", "..", "a b", "é", "a\x1b"} {
-		if output, code := m.run(t, "--kubeadm", "--", "--node-name", name); code != 1 || !strings.Contains(output, "no name for a node") || strings.Contains(output, "\x1b") || s.requests() != 1 {
+		if output, code := m.run(t, "--kubeadm", "--", "--node-name", name); code != 1 || !strings.Contains(output, "not a valid node name") || strings.Contains(output, "\x1b") || s.requests() != 1 {
 			t.Errorf("%s: got exit code %d:\n%s", name, code, output)
 		}
 	}
 }
 
-// A proof for another server could be of use to it.
+// The script must prove the key only to a server with a certificate of the pinned CA.
 func TestMachineProvesNothingToAnotherCluster(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.CA(t, "cluster"), certtest.CA(t, "other")
@@ -479,7 +479,7 @@ func TestMachineProvesNothingToAnotherCluster(t *testing.T) {
 	}
 }
 
-// The token that a machine gets must be in no argument and no environment, and its key must not leave its file.
+// The token of a machine must be in no argument and no environment. The private key must be only in its file.
 func TestMachinePassesSecretsToNoProgram(t *testing.T) {
 	t.Parallel()
 	s := serveMachines(t, granted(t, func(j *joinformat.Join) { j.CertificateKey = mustKey(t) }))
@@ -498,7 +498,7 @@ func TestMachinePassesSecretsToNoProgram(t *testing.T) {
 	}
 }
 
-// A token of a machine is short, and the turn may come later. Catches kubeadm with an expired token.
+// The wait for a turn may take longer than the lifetime of a token. Catches kubeadm with an expired token.
 func TestMachineRenewsTokenWhileItWaitsForTurn(t *testing.T) {
 	t.Parallel()
 	given := func(token string) answer {
@@ -517,8 +517,8 @@ func TestMachineRenewsTokenWhileItWaitsForTurn(t *testing.T) {
 	}
 }
 
-// A short outage must not end the wait for the turn: a token lasts 15 minutes. Catches also a script that goes on with a token
-// that has expired, or that kubejoin has deleted.
+// A token lasts 15 minutes, so a short outage must not end the wait for the turn. Also catches a script that continues with an
+// expired token, or with a token that kubejoin has deleted.
 func TestMachineKeepsTokenIfItGetsNoOther(t *testing.T) {
 	t.Parallel()
 	given := func(token string) answer {
@@ -569,7 +569,7 @@ func TestMachineKeepsTokenIfItGetsNoOther(t *testing.T) {
 	}
 }
 
-// Without a token, --diagnose must not report an error about one.
+// Without a token, --diagnose must not report an error about a token.
 func TestMachineDiagnoses(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")

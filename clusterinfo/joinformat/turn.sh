@@ -25,7 +25,8 @@ take_turn() {
     reached=
     [ "$turns" != "$endpoint" ] || reached=yes
     until request_turn POST; do
-#machine         # kubejoin deletes the token at hand before it makes another one, also if that fails or its response is lost.
+#machine         # kubejoin deletes the present token before it makes the next one. So the present token may be gone, even if the last
+#machine         # request for a token failed.
 #machine         if [ "$http" = 401 ] && [ -n "$noted" ]; then
 #machine             lasts=0
 #machine             request_join
@@ -61,7 +62,7 @@ take_turn() {
         fi
         [ "$why" = "$logged" ] || say "waiting for the turn to join: $why"
         logged=$why
-        # The other members may take longer than the token of a machine lasts.
+        # The joins of other members may take longer than the lifetime of a machine's token.
 #machine         [ "$(seconds)" -lt "$renew" ] || request_join
         sleep 5
     done

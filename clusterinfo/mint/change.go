@@ -75,7 +75,7 @@ func wouldShorten(format string, args ...any) *Error {
 
 // A Deletion says how to delete a token.
 type Deletion struct {
-	// UID keeps another token with the same ID. Empty deletes any token.
+	// UID is that of the token to delete. Delete keeps another token with the same ID. If UID is empty, it deletes any token.
 	UID string
 	// OnlyExpired keeps a token that has not expired.
 	OnlyExpired bool
