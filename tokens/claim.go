@@ -14,8 +14,8 @@ import (
 const MaxKeys = 3
 
 // A Claim is a node name held by a token that has [Limits]. While the claim exists, no other token
-// can take the name. A claim without TokenID is released: no limit counts the claim, the name is free unless it has a
-// Machine, and the store keeps the claim only for its Past, its Identity and its Machine.
+// can take the name. A claim without TokenID is released: no limit counts the claim, and the name is free unless
+// it has a Machine. The store keeps a released claim only for its Past, its Identity and its Machine.
 type Claim struct {
 	// Node is the node name.
 	Node string

@@ -8,18 +8,18 @@ import (
 // MachineTTL is the lifetime of a token that a [Machine] gets.
 const MachineTTL = 15 * time.Minute
 
-// CloneAfter is for how long machines must prove the key of a Node that is Ready before kubejoin reports a clone.
+// CloneAfter is how long another machine must prove the key of a Node that is Ready before kubejoin reports a clone.
 const CloneAfter = 2 * time.Minute
 
 const (
-	// clonePeriod is how long after a refused proof another one counts for the same period. A granted proof ends the period.
+	// clonePeriod is how long after a refused proof the next one still counts as the same period. A granted proof ends a period.
 	clonePeriod = time.Hour
-	// cloneRecent is how long a clone is reported after its last proof. It exceeds the longest wait between two tries of a machine.
+	// cloneRecent is how long kubejoin reports a clone after its last proof. It exceeds the longest pause of the join script.
 	cloneRecent = 5 * time.Minute
 )
 
-// A Machine is a machine that proves with a key of its own that it may join under the name of its claim. It holds the name:
-// no token can take it, except the one that the machine has last got. The zero Machine means that the name has none.
+// A Machine is a machine that may join under the name of its claim, if it proves a key of its own. It holds the name: only the
+// last token that kubejoin gave this machine can take the name. The zero Machine means that the name has no machine.
 //
 // A Machine stays if its claim is released. Only a person removes it.
 type Machine struct {
@@ -28,7 +28,7 @@ type Machine struct {
 	// By is the user who added the machine, and Added is when, in whole seconds.
 	By    string    `json:"by,omitempty"`
 	Added time.Time `json:"added"`
-	// Expires is when the machine can last prove its key, in whole seconds; zero means never.
+	// Expires is until when the machine can prove its key, in whole seconds; zero means that it never expires.
 	Expires time.Time `json:"expires,omitzero"`
 	// The other limits are those of each token that the machine gets, as in [Limits].
 	CertificateDuration time.Duration  `json:"certificateDuration,omitempty"` // nanoseconds
@@ -43,10 +43,10 @@ type Machine struct {
 	Replace bool `json:"replace,omitempty"`
 	// Joined is set once a token of the machine has claimed the name, and is never cleared.
 	Joined bool `json:"joined,omitempty"`
-	// Revoked bars the key.
+	// Revoked means that kubejoin refuses the key, because the node was revoked.
 	Revoked bool `json:"revoked,omitempty"`
-	// RefusedSince and RefusedLast are when proofs were refused because the Node is Ready: the first and the last time of a
-	// period, in whole seconds. RefusedLast is up to a minute old.
+	// RefusedSince and RefusedLast are the first and the last time of a period in which kubejoin refused proofs because the Node
+	// was Ready, in whole seconds. The last refusal may be up to a minute later than RefusedLast.
 	RefusedSince time.Time `json:"refusedSince,omitzero"`
 	RefusedLast  time.Time `json:"refusedLast,omitzero"`
 }
@@ -60,7 +60,7 @@ func MachineOf(key, by string, r Record, now time.Time) Machine {
 	}
 }
 
-// Record returns a new token for the machine, under its name alone. replaces is the Node that has the name; zero if none has.
+// Record returns a new token for the machine, which allows only its name. replaces is the Node that has the name; zero if there is none.
 func (m Machine) Record(name string, replaces NodeRef, now time.Time) Record {
 	ttl := MachineTTL
 	if left := m.Expires.Sub(now); !m.Expires.IsZero() && left < ttl {
@@ -75,7 +75,7 @@ func (m Machine) Record(name string, replaces NodeRef, now time.Time) Record {
 	return r
 }
 
-// limits are those of a token for the machine that replaces no Node.
+// limits returns the limits of a token for the machine, if this token replaces no Node.
 func (m Machine) limits(name string) Limits {
 	return Limits{MaxNodes: 1, NodeNames: []string{name}, CertificateDuration: m.CertificateDuration, Rejoin: m.Rejoin, Role: m.Role, Node: m.Node}
 }
@@ -89,7 +89,7 @@ func (m Machine) HasWordsOf(key string) bool {
 	return words != "" && (m.Key == words || Words(m.Key) == words)
 }
 
-// HasKey reports whether key is the key of the machine, or has its words if only they are known.
+// HasKey reports whether key is the key of the machine. If the machine has only words, HasKey compares the words.
 func (m Machine) HasKey(key string) bool { return !m.IsZero() && (m.Key == key || m.Key == Words(key)) }
 
 // Expired reports whether the machine can no longer prove its key.
@@ -107,12 +107,12 @@ func (m Machine) Refused(now time.Time) Machine {
 	return m
 }
 
-// Cloned reports whether at now, for more than [CloneAfter], machines have proven the key of a Node that is Ready.
+// Cloned reports whether, at now, another machine has proven the key of a Node that is Ready for at least [CloneAfter].
 func (m Machine) Cloned(now time.Time) bool {
 	return now.Sub(m.RefusedSince) >= CloneAfter && now.Sub(m.RefusedLast) <= cloneRecent
 }
 
-// Same reports whether both let the same machine in, with the same limits. It ignores who added it and when, and its proofs.
+// Same reports whether m and n allow the same machine with the same limits. It ignores their proofs, and who added them when.
 func (m Machine) Same(n Machine) bool {
 	return (m.Key == n.Key || m.Key == Words(n.Key) || n.Key == Words(m.Key)) && m.Expires.Equal(n.Expires) &&
 		m.Replace == n.Replace && m.CertificateDuration == n.CertificateDuration && m.Rejoin == n.Rejoin && m.Role == n.Role && m.Node == n.Node

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Catches a token that grants its machine more than a person has allowed, or that outlives the machine.
+// Catches a token that exceeds the limits of its machine, or that expires after the machine.
 func TestTokenHasLimitsOfMachine(t *testing.T) {
 	spec := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	spec.Limits = tokens.Limits{CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny, Role: "control-plane", Node: tokens.NodeProperties{Labels: "a=b", Taints: "c:NoSchedule", ReadyAfter: "1h"}}

@@ -116,7 +116,7 @@ func (r Releaser) freeSlots(ctx context.Context, node string, machine Machine, d
 		released = Claim{Node: node, TokenID: id, Machine: machine}
 	}
 	if released.TokenID == "" && !machine.IsZero() {
-		return Claim{}, nil, &releaseError{"no token holds node name " + node + ", but it belongs to a machine with a key of its own; to free it: kubejoin machine delete " + node, ErrNotFound}
+		return Claim{}, nil, &releaseError{"no token holds node name " + node + ", but a machine with a key of its own does; to free the name: kubejoin machine delete " + node, ErrNotFound}
 	}
 	if released.TokenID == "" {
 		return Claim{}, nil, &releaseError{"there is no claim on node name " + node, ErrNotFound}

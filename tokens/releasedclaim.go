@@ -120,8 +120,8 @@ func (c Claim) Empty() bool {
 	return c.Released() && c.Past == (ReleasedClaim{}) && c.Identity.IsZero() && c.Machine.IsZero()
 }
 
-// Release releases a claim, so that its name is free unless it has a Machine, and stores the Past leaves without an Identity. The token still
-// counts the name. If the claim has changed, the error wraps [ErrConflict].
+// Release releases a claim: its name is then free, unless the claim has a Machine. Release stores the Past leaves without an
+// Identity. The token still counts the name. If the claim has changed, the error wraps [ErrConflict].
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
 	_, err := CommitClaim(ctx, claims, c, c.AfterRelease(leaves))
 	return err

@@ -17,7 +17,7 @@ const (
 var fourWords = regexp.MustCompile(`\A` + proquint + `(-` + proquint + `){3}\z`)
 
 // Words returns the first 64 bits of a key in [Claim.Keys] as four words, such as lusab-babad-gutih-tugad. A person can
-// compare them with those on a machine's console. For another string it returns "".
+// compare them with those on a machine's console. If key has another form, Words returns "".
 func Words(key string) string {
 	digits, found := strings.CutPrefix(key, "sha256:")
 	sum, err := hex.DecodeString(digits)

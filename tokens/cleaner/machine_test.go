@@ -37,7 +37,7 @@ func cleanFor(t *testing.T, d time.Duration, store *rowstore.Store, empty bool) 
 	return writes
 }
 
-// Catches a machine that is forgotten because it has not joined, and a cleaner that writes all machines in each step.
+// Catches a cleaner that forgets a machine before it has joined, or that writes all machines in each step.
 func TestClaimsWritesNoClaimOfMachineAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all []tokens.Claim
@@ -56,7 +56,7 @@ func TestClaimsWritesNoClaimOfMachineAlone(t *testing.T) {
 	})
 }
 
-// Catches a name that a machine loses with its Node, its token, its Past or its Identity.
+// A machine must keep its name if its Node, its token, its Past or its Identity is gone.
 func TestClaimsKeepsMachineOfReleasedClaim(t *testing.T) {
 	for name, claim := range map[string]tokens.Claim{
 		"Node deleted": {TokenID: "abc123", NodeUID: "u"},
