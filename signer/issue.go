@@ -68,7 +68,7 @@ type issued struct {
 	ca    *x509.Certificate // the CA that signed it
 	// requester has the proven credentials and, in a rejoin, the credential of the last certificate.
 	requester revocation.Subject
-	// evidence is that of the admission, in addition to what a rule found.
+	// evidence is from the admission. The evidence of a rule is in the entry.
 	evidence []string
 }
 

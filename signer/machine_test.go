@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// Catches a certificate whose entry lacks who vouched for its machine, and an entry that names a machine without reason.
+// Catches an entry that does not name the machine's key and who added it, and an entry that names a machine that did not join.
 func TestRecordsMachineThatJoins(t *testing.T) {
 	const want = "machine key lusab-babad-gutih-tugad added by "
 	for name, test := range map[string]struct {

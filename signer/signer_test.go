@@ -31,8 +31,8 @@ func newCA(t testing.TB) *signer.CA {
 	return must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
 }
 
-// began is the time from which all CA certificates of these tests count. Of certificates that end at different times,
-// the last one would sign.
+// began is when the lifetime of all CA certificates in these tests begins, so that they expire at the same time. Otherwise, the
+// one that expires last would sign.
 var began = time.Now()
 
 // caCertificate creates a CA certificate. Without a parent it is self-signed.

@@ -41,7 +41,7 @@ const (
 	ReasonNodeNameNotAllowed = "NodeNameNotAllowed"
 	// ReasonNodeNameReserved: only tokens of role control-plane may take the name.
 	ReasonNodeNameReserved = "NodeNameReserved"
-	// ReasonNodeNameClaimed: another token holds the claim on the name, or a machine with a key of its own.
+	// ReasonNodeNameClaimed: another token, or a machine with a key of its own, holds the name.
 	ReasonNodeNameClaimed = "NodeNameClaimed"
 	// ReasonNodeNameReleased: the node renews, but its claim was released. Only where there are no Nodes
 	// (standalone).
@@ -90,7 +90,7 @@ type Nodes struct {
 	// Ready identifies the period of being Ready that a Node is in, as the Ready of cleaner.Claims does. A new period
 	// means that a machine has replaced the Node, although its UID stays the same. A token that replaces the Node
 	// then admits no more keys. The error is as for Node. With nil, such a token admits as many keys as a token for a
-	// new node, and with Nodes, no machine proves a key of its own.
+	// new node. If there are Nodes, ProveMachine fails without Ready.
 	Ready func(ctx context.Context, name string) (period string, err error)
 	// AllowExisting allows the names of Nodes that exist, as kube-controller-manager does.
 	AllowExisting bool

@@ -12,18 +12,18 @@ import (
 
 // Reasons of an [*approval.Error] for a machine that has proven its key, and gets no token.
 const (
-	// ReasonNodeIsReady: the Node is Ready, so its machine runs, or another machine proves the same key.
+	// ReasonNodeIsReady: the Node is Ready: its machine was just reinstalled, or another machine proves the same key.
 	ReasonNodeIsReady = "NodeIsReady"
-	// ReasonMachineExpired: the machine was added with an expiration, which is over.
+	// ReasonMachineExpired: the machine has expired.
 	ReasonMachineExpired = "MachineExpired"
 	// ReasonMachineRevoked: the node was revoked, and so was the key.
 	ReasonMachineRevoked = "MachineRevoked"
-	// ReasonMachineKeyDiffers: another key with the same words has proven the machine.
+	// ReasonMachineKeyDiffers: the machine has another key with the same words.
 	ReasonMachineKeyDiffers = "MachineKeyDiffers"
 )
 
-// HasMachine returns nil if a key has the words of the machine of a node, and otherwise an error that wraps [tokens.ErrNotFound]. It
-// reads the cache, because anyone can make a key.
+// HasMachine returns nil if a key has the same words as the key of a node's machine. Otherwise, the error wraps [tokens.ErrNotFound].
+// HasMachine reads only the cache, because anyone can make a key.
 func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
 	if n == nil || n.Claims == nil {
 		return tokens.ErrNotFound
@@ -38,7 +38,7 @@ func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
 // A Proof is the result of [Nodes.ProveMachine].
 type Proof struct {
 	Machine tokens.Machine
-	// Replaces is the Node that has the name, which the token of the machine has to replace.
+	// Replaces is the Node that has the name; the token of the machine must replace it. It is zero if there is no Node.
 	Replaces tokens.NodeRef
 }
 
@@ -77,11 +77,11 @@ func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before token
 	return proof, err
 }
 
-// errOtherProof means that the machine has got another token since. Two tokens that are delivered could not both be deleted.
+// errOtherProof means that the machine has got another token meanwhile. If both were delivered, nothing would delete the earlier one.
 var errOtherProof = errors.New("the machine has proven its key twice at the same time, or was changed meanwhile")
 
-// planProof decides about a machine that has proven a key with the words of its own. The first proof binds the whole key. made is as
-// in ProveMachine.
+// planProof decides about a proven key that has the same words as the key of the machine. The first proof stores the whole key. made is
+// as in ProveMachine.
 func planProof(f facts, key string, made tokens.Record) plan {
 	p, node := plan{next: f.claim.Clone()}, f.claim.Node
 	m := &p.next.Machine
@@ -90,9 +90,9 @@ func planProof(f facts, key string, made tokens.Record) plan {
 	}
 	switch {
 	case m.Key != key:
-		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "another key with the fingerprint %s has proven the machine of node %s; if that was not your machine, delete it, and add it with its whole key: kubejoin machine delete %[2]s", tokens.Words(key), node)
+		p.err = approval.RefuseFor(ReasonMachineKeyDiffers, "the machine of node %[2]s has another key with the same fingerprint %[1]s; if that key is not your machine's, delete the machine, and add it with its whole key: kubejoin machine delete %[2]s", tokens.Words(key), node)
 	case m.Revoked:
-		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and its machine's key with it; to let a machine join under this name again, delete it, and add it with a new key: kubejoin machine delete %s", node, node)
+		p.err = approval.RefuseFor(ReasonMachineRevoked, "node %s was revoked, and so was the key of its machine; to let a machine join with this name, delete the machine, and add it with a new key: kubejoin machine delete %s", node, node)
 	case f.isReserved(node) && m.Role != tokens.RoleControlPlane:
 		p.err = approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; delete the machine, and add it with --role control-plane: kubejoin machine delete %s", node, node)
 	case !f.nodes && f.claim.NodeUID != "":
@@ -103,7 +103,7 @@ func planProof(f facts, key string, made tokens.Record) plan {
 		p.err = approval.RefuseFor(ReasonMachineExpired, "the machine of node %s expired at %s; to let it join again, delete it and add it again: kubejoin machine delete %s", node, m.Expires.Format(time.RFC3339), node)
 	case f.ready != "":
 		*m = m.Refused(f.now)
-		p.err = approval.RefuseFor(ReasonNodeIsReady, "Node %s is Ready, so its machine runs; if it has just been reinstalled, this ends within a minute; if another machine has a copy of its key: kubejoin revoke %s", node, node)
+		p.err = approval.RefuseFor(ReasonNodeIsReady, "Node %s is still Ready; if its machine was just reinstalled, wait a minute; if another machine has a copy of its key: kubejoin revoke %s", node, node)
 	default:
 		m.RefusedSince, m.RefusedLast = time.Time{}, time.Time{}
 		if made.UID != "" {
@@ -113,13 +113,13 @@ func planProof(f facts, key string, made tokens.Record) plan {
 	return p
 }
 
-// mayTake reports whether a token may take a name that a machine holds. A revoked machine may have a token that it has not used.
+// mayTake reports whether a token may take a name that a machine holds. A revoked machine may still have a token that it has not used.
 func mayTake(m tokens.Machine, record tokens.Record) bool {
 	return m.TokenUID != "" && m.TokenUID == record.UID && !m.Revoked
 }
 
-// Evidence returns who vouched for the requester, if it is a machine that got its token for a key of its own. No other token could
-// have claimed the name of this machine.
+// Evidence returns the key of the machine that holds the name and who added the machine, if the requester has a token. Only the token
+// of this machine can claim the name. Otherwise, Evidence returns nil.
 func (a *Admitted) Evidence() []string {
 	m := a.claim.Machine
 	if a.TokenID == "" || m.IsZero() {

@@ -36,7 +36,7 @@ func (c *cluster) proofToken(t *testing.T, node string) tokens.Record {
 	return r
 }
 
-// Catches a token from before the Node got Ready, with which a copy of the key replaces the Node.
+// Catches a copy of a key that replaces a Ready Node, with a token from before the Node became Ready.
 func TestMachineReplacesNoReadyNode(t *testing.T) {
 	c := newCluster()
 	c.node("w")
@@ -49,7 +49,7 @@ func TestMachineReplacesNoReadyNode(t *testing.T) {
 	}
 }
 
-// Catches a Node that counts as not Ready because nothing reads that.
+// Catches a Node that counts as not Ready because Nodes.Ready is nil.
 func TestMachineNeedsReaderOfReady(t *testing.T) {
 	c := newCluster()
 	c.addMachine("w", tokens.Machine{Key: machineKey, Replace: true, Added: time.Now().UTC().Truncate(time.Second)})
@@ -61,7 +61,7 @@ func TestMachineNeedsReaderOfReady(t *testing.T) {
 	}
 }
 
-// As [TestMachineReplacesNoReadyNode], with --existing-nodes=allow, where a token needs no Node to replace.
+// As [TestMachineReplacesNoReadyNode], but with --existing-nodes=allow: tokens then need no permission to replace a Node.
 func TestMachineTakesNoReadyNodeIfExistingAreAllowed(t *testing.T) {
 	c := newCluster()
 	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
@@ -76,8 +76,8 @@ func TestMachineTakesNoReadyNodeIfExistingAreAllowed(t *testing.T) {
 	}
 }
 
-// Catches a machine that takes over a Node which others have registered since it was added, and one that does not get back its name: a
-// release of its claim says nothing about who had the Node.
+// Catches a machine that takes over a Node of another machine, and a machine that cannot rejoin after a release of its claim: a
+// released claim does not show who registered the Node.
 func TestMachineReplacesOnlyItsNode(t *testing.T) {
 	for name, test := range map[string]struct {
 		replace, proved, joined bool
@@ -107,7 +107,7 @@ func TestMachineReplacesOnlyItsNode(t *testing.T) {
 	}
 }
 
-// Catches two tokens of one machine that are both delivered: nothing would delete the earlier one when the name gets free.
+// Catches two delivered tokens for one machine: nothing would delete the earlier one.
 func TestOneTokenOfMachineIsDelivered(t *testing.T) {
 	c := newCluster()
 	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
@@ -131,7 +131,7 @@ func TestOneTokenOfMachineIsDelivered(t *testing.T) {
 	}
 }
 
-// Catches a copy of a key that takes over a node that has joined, where no Node shows it.
+// Standalone, no Node shows that a machine has joined. Catches a copy of its key that takes over the name.
 func TestStandaloneMachineProvesUntilItHasJoined(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
@@ -151,7 +151,7 @@ func TestStandaloneMachineProvesUntilItHasJoined(t *testing.T) {
 	must.Value(n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{}))(t)
 }
 
-// Catches a copy of a key that proves itself so rarely that each proof begins a new period.
+// Catches a copy that proves the key so rarely that each proof begins a new period.
 func TestSlowCloneIsReported(t *testing.T) {
 	m, now := tokens.Machine{Key: machineKey}, time.Now()
 	for range 3 {
@@ -163,8 +163,8 @@ func TestSlowCloneIsReported(t *testing.T) {
 	}
 }
 
-// Catches a token that takes the name of a machine whose Node was deleted: with limits and without, before and after kubejoin has
-// released the claim.
+// Catches a token that takes the name of a machine whose Node was deleted. The test tries tokens with and without limits, before and
+// after kubejoin has released the claim.
 func TestNoTokenTakesNameOfMachineWithoutNode(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		c := newCluster()

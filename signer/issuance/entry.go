@@ -62,7 +62,7 @@ type Entry struct {
 	CA string `json:"ca,omitempty"`
 
 	// Approver is who approved the request. If kubejoin did, Rule is the rule that approved it, and Evidence has the facts that
-	// the rule found. If a machine joined with a key of its own, Evidence also has the key, and who added the machine.
+	// the rule found. If a machine joined with a key of its own, Evidence also has the key and who added the machine.
 	Approver string   `json:"approver,omitempty"`
 	Rule     string   `json:"rule,omitempty"`
 	Evidence []string `json:"evidence,omitempty"`

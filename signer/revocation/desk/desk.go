@@ -193,7 +193,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	return result, err
 }
 
-// Undo removes an entry and returns it. Before, it lets the machine of a node prove its key again. With dryRun, it only returns the
+// Undo removes an entry and returns it. If the node has a machine, Undo first allows its key again. With dryRun, it only returns the
 // entry. The error is a [*tokens.Refusal].
 func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
 	e, err := d.Guard.Store.Get(ctx, key, tokens.Live)
@@ -203,7 +203,7 @@ func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (re
 		}
 		e, err = d.Guard.Undo(ctx, key)
 	}
-	if errors.Is(err, revocation.ErrNotFound) && !dryRun { // a revocation that failed, or has ended, left the key of a machine barred
+	if errors.Is(err, revocation.ErrNotFound) && !dryRun { // the entry failed or has ended, but the key of a machine is still barred
 		if m, err := d.bar(ctx, Order{}, string(key), false); err == nil && m.Revoked {
 			return revocation.Entry{Node: string(key)}, nil
 		}
@@ -267,7 +267,7 @@ const maxGuesses = 5
 func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate, unknown error) (warnings []string) {
 	claim, working, guessed, err := d.admittedBy(ctx, node, issued)
 	if !claim.Machine.IsZero() {
-		warnings = []string{"the key of the machine is barred, too; to free the name for another machine: kubejoin machine delete " + node}
+		warnings = []string{"the key of the machine is revoked, too; to give the name to another machine: kubejoin machine delete " + node}
 		if guessed && len(issued) == 0 { // the machine has not joined
 			working = nil
 		}
@@ -293,7 +293,7 @@ func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revoc
 // admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
 // authenticate. issued has certificates of the node. If nothing names a token, it guesses: working then has up to
 // maxGuesses tokens without a node limit. It reads each token live, because a list may lag behind a deletion. It omits the token of
-// the node's machine: that token lets the machine in only until its key is barred.
+// the node's machine: this token is of no use once the key of the machine is barred.
 func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, guessed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
@@ -421,7 +421,7 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 			e = old
 		} else if !r.DryRun {
 			key := e.Key()
-			// First, because the entry could allow a certificate of the machine's token. An earlier try may have barred the key.
+			// Bar the key first: otherwise, the entry could allow a certificate of the machine's token. An earlier try may have barred it.
 			barred, err := d.bar(ctx, r, e.Node, true)
 			result.barred, result.unbarred = result.barred || !barred.IsZero(), cmp.Or(result.unbarred, err)
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
@@ -440,9 +440,9 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// bar bars the key of a node's machine, so that the machine gets no token, and cannot use the one that it has. Without revoked, it
-// allows the key again. An order for a token bars only the machine that got this token, or joined with it if it was for one node.
-// bar returns the machine before the change, or the zero Machine if the order bars none.
+// bar bars the key of a node's machine: the machine then gets no token, and cannot use its present token. Without revoked, bar
+// allows the key again. If the order names a token, bar changes only the machine that got this token last. It also changes a machine
+// that joined with this token, if the token was for one node. bar returns the machine before the change; zero if it changes none.
 func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (before tokens.Machine, err error) {
 	for range endAttempts {
 		var c tokens.Claim
@@ -473,7 +473,7 @@ const views = tokens.MaxAge + time.Second/2
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
 	for len(entries) > 0 {
 		wait := views
-		if result.barred { // the token of a machine may have admitted a request just before
+		if result.barred { // kubejoin may have admitted a request with the machine's token just before
 			wait = settles
 		}
 		if err := loop.Sleep(ctx, wait); err != nil {
@@ -487,7 +487,7 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 			return !slices.ContainsFunc(entries, func(e revocation.Entry) bool { return e.Key() == s.Key() })
 		})
 		for i, e := range entries {
-			if result.barred && e.Node != "" && len(e.Allowed) > 0 { // it got a certificate since
+			if result.barred && e.Node != "" && len(e.Allowed) > 0 { // the node got a certificate meanwhile
 				if entries[i], err = d.Guard.Revoke(ctx, e); err != nil {
 					return err
 				}

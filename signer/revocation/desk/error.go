@@ -23,8 +23,8 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable. It may not have
-// revoked all certificates that were issued meanwhile, or not have barred the key of the node's machine. To complete the
+// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable. It may have
+// missed certificates that were issued meanwhile, or failed to bar the key of the node's machine. To complete the
 // revocation, revoke again. This also revokes certificates of the last hour that were requested with a revoked certificate.
 type Incomplete struct {
 	TokenID string // empty for a node or a certificate
@@ -33,7 +33,7 @@ type Incomplete struct {
 
 func (e *Incomplete) Error() string {
 	if e.TokenID == "" {
-		return "the revocation is stored, but it may not cover what was issued in this moment, or the key of the machine; revoke again: " + e.Err.Error()
+		return "the revocation is stored, but it may not cover certificates issued at this moment, or the key of the machine; revoke again: " + e.Err.Error()
 	}
 	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + e.Err.Error() + "; then revoke the token again"
 }

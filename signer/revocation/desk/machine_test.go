@@ -17,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// machine lets a node name have a machine that got a token.
+// machine stores a machine that got a token, in the claim of a node name.
 func (s *site) machine(t *testing.T, node string, token tokens.Token) {
 	t.Helper()
 	m := tokens.Machine{Key: "lusab-babad-gutih-tugad", TokenID: token.ID(), TokenUID: must.Value(s.db.Get(t.Context(), token.ID(), tokens.Live))(t).UID}
@@ -69,8 +69,8 @@ func TestRevokeNodeBarsKeyOfMachine(t *testing.T) {
 	})
 }
 
-// Catches a machine that stays allowed because a call failed or its claim changed. A revocation that stops between its entry and the
-// key, and an undo that stops between the key and the entry, can be repeated.
+// Catches a key that stays allowed because a call failed or the claim changed. A revocation or an undo that has changed only the entry
+// or only the key can be repeated.
 func TestRevokeOfMachineIsRepeated(t *testing.T) {
 	for name, test := range map[string]struct {
 		fault  storetest.Faulty
@@ -122,7 +122,7 @@ func TestRevokeOfMachineIsRepeated(t *testing.T) {
 	}
 }
 
-// Catches a machine that gets another token in place of a revoked one, and a machine barred because of another token.
+// Catches a machine that gets a new token after its token was revoked, and a machine barred because of another token.
 func TestRevokeTokenBarsItsMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -138,12 +138,12 @@ func TestRevokeTokenBarsItsMachine(t *testing.T) {
 	})
 }
 
-// Catches a warning about the token of a barred machine, which lets no machine in, and a refused release because of it.
+// Catches a warning about the token of a barred machine, or a refused release because of it: this token admits no machine.
 func TestRevokedMachineHasNoWorkingToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		s.token(t, tokens.Limits{}) // may have admitted a node of which nothing is known
-		barred := "the key of the machine is barred, too; to free the name for another machine: kubejoin machine delete "
+		barred := "the key of the machine is revoked, too; to give the name to another machine: kubejoin machine delete "
 		for node, join := range map[string]bool{"worker-1": true, "worker-2": false} {
 			token := s.token(t, tokens.Limits{MaxNodes: 1})
 			if join {
@@ -163,7 +163,7 @@ func TestRevokedMachineHasNoWorkingToken(t *testing.T) {
 	})
 }
 
-// Catches a machine that joins with its last token while it is revoked, and whose certificate then stays valid.
+// Catches a valid certificate of a machine that joins with its last token during its revocation.
 func TestRevokesMachineThatJoinsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -227,7 +227,7 @@ func (s *site) joinLate(t *testing.T, node string) (late func() *x509.Certificat
 	}
 }
 
-// Catches a certificate of a machine's token that a replica delivers late, on what it had read before the key was barred.
+// Catches a late certificate for a machine's token, from a replica that read the claim before the key was barred.
 func TestRevokesLateCertificateOfBarredMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -251,7 +251,7 @@ func TestReportsLateCertificateThatIsNotRevoked(t *testing.T) {
 	})
 }
 
-// Catches a certificate that stays valid because the first try barred the key, and only the second one reported success.
+// Catches a certificate that stays valid if the first try barred the key but failed, and the second try succeeded.
 func TestRepeatedRevokeFindsLateCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

@@ -82,7 +82,7 @@ func (d *Revoker) disable(ctx context.Context, id string, dryRun bool) (existed 
 	return err == nil, err
 }
 
-// endAttempts is how often end and bar retry while others change the token or the claim.
+// endAttempts is how often end and bar retry after conflicting changes of the token or the claim.
 const endAttempts = 20
 
 // end deletes a token, and reports whether it existed.
