@@ -120,7 +120,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	case errors.Is(err, web.ErrRefused): // httplimit logs a warning about a flood
 	case errors.As(err, &p) && p.Cause == nil && p.Named(api.ProblemCertificateWaits): // an expected state
 		level = slog.LevelInfo
-	case errors.Is(err, errUnknownMachine): // nothing else limits their number
+	case errors.Is(err, errUnknownMachine): // no limit of rejected credentials covers them
 		if h.unauthenticatedLog.Allow() {
 			level = slog.LevelInfo
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// listClaims returns all claims, or a page of them. It omits names that nobody holds.
+// listClaims returns all claims, or a page of them. It omits names that no token and no machine holds.
 func (h *handler) listClaims(r *call, req api.ListPage) (web.Response, error) {
 	return shown(h.operations.ClaimsPage(r.Context(), req))
 }

@@ -75,7 +75,7 @@ func TestClaimsAreListedAndReleased(t *testing.T) {
 	}
 }
 
-// Catches a name that its machine holds and that no list shows, and a release that seems to free such a name.
+// Catches a list of claims without the names of machines, and a release that seems to free such a name.
 func TestMachineHoldsName(t *testing.T) {
 	s, r := claimed(t)
 	m := tokens.Machine{Key: "lusab-babad-gutih-tugad"}
@@ -96,12 +96,12 @@ func TestMachineHoldsName(t *testing.T) {
 	id := r.Token.ID()
 	wantList("worker-1 "+id+" "+m.Key, "worker-2 "+id+" ", "worker-3  "+m.Key)
 	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
-	if got.status != 200 || !slices.Contains(c.Warnings, "node name worker-1 still belongs to its machine; to free it: kubejoin machine delete worker-1") {
+	if got.status != 200 || !slices.Contains(c.Warnings, "node name worker-1 still belongs to its machine; to free the name: kubejoin machine delete worker-1") {
 		t.Errorf("release: %d %s", got.status, got.body)
 	}
 	wantList("worker-1  "+m.Key, "worker-2 "+id+" ", "worker-3  "+m.Key)
 	for _, node := range []string{"worker-1", "worker-3"} {
-		if got := s.do(t, "DELETE", "/v1/claim/"+node, adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "it belongs to a machine with a key of its own; to free it: kubejoin machine delete "+node) {
+		if got := s.do(t, "DELETE", "/v1/claim/"+node, adminBearer, "", ""); got.status != 404 || !strings.Contains(got.body, "a machine with a key of its own does; to free the name: kubejoin machine delete "+node) {
 			t.Errorf("release of %s: %d %s", node, got.status, got.body)
 		}
 	}

@@ -26,11 +26,11 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// machineJoinPath is where a machine proves its key, and gets what it needs to join.
+// machineJoinPath is where a machine proves its key, and gets a JoinConfiguration.
 const machineJoinPath = "/v1/machine/{node}/join"
 
-// machineKey returns the node name and the key ID of a self-signed client certificate. The TLS handshake has proven the key. The
-// name is only what the machine claims.
+// machineKey returns the node name and the key ID of a self-signed client certificate. The TLS handshake has proven the key, but
+// not the name.
 func machineKey(r *http.Request) (node, key string, ok bool) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) != 1 {
 		return "", "", false
@@ -43,18 +43,18 @@ func machineKey(r *http.Request) (node, key string, ok bool) {
 	return node, pkcs10.IDOfKey(leaf.RawSubjectPublicKeyInfo), true
 }
 
-// isMachine reports whether a request proves the key of a machine. It reads only caches.
+// isMachine reports whether a request proves the key of a machine. It reads only the cache.
 func (h *handler) isMachine(r *http.Request) bool {
 	node, key, ok := machineKey(r)
 	return ok && h.Certificates.Authority.Nodes.HasMachine(r.Context(), node, key) == nil
 }
 
-// joinMachine serves POST /v1/machine/NODE/join. It returns a JoinConfiguration with a token for one node and 15 minutes, to the
-// machine whose key the TLS handshake has proven.
+// joinMachine serves POST /v1/machine/NODE/join. To a machine that has proven its key in the TLS handshake, it returns a
+// JoinConfiguration. The token in it admits one node, and expires after 15 minutes.
 func (h *handler) joinMachine(r *call) (web.Response, error) {
 	node, key, ok := machineKey(r.Request)
 	if _, given := r.Header["Authorization"]; given || !ok || node != chi.URLParam(r.Request, "node") {
-		return web.Response{}, web.NewProblem("unauthorized", "authentication required: a machine proves its key with one self-signed client certificate, with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(auth.ErrBadCredentials)
+		return web.Response{}, web.NewProblem("unauthorized", "authentication required: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(auth.ErrBadCredentials)
 	}
 	r.log(slog.String("node", node), slog.String("key", key))
 	nodes := h.Certificates.Authority.Nodes
@@ -105,8 +105,8 @@ func (h *handler) joinMachine(r *call) (web.Response, error) {
 	return web.Response{ContentType: "application/yaml", Body: body}, err
 }
 
-// machineToken creates the token of a machine, and lets it take the name. It returns a JoinConfiguration. The machine has one token
-// at a time: another one would use up the room for signatures in cluster-info.
+// machineToken creates a token for a machine, and stores it as the only one that can take the name. It returns a JoinConfiguration. A
+// machine has only one token at a time, because each token needs a signature in cluster-info, whose size is limited.
 func (h *handler) machineToken(ctx context.Context, r *call, node, key string, proof admission.Proof) (body []byte, err error) {
 	controlPlane := proof.Machine.Role == tokens.RoleControlPlane
 	if controlPlane && h.Minting.UploadCertificates == nil {
@@ -125,21 +125,21 @@ func (h *handler) machineToken(ctx context.Context, r *call, node, key string, p
 		return nil, err
 	}
 	r.log(slog.String("token", made.Record.Token.ID()))
-	// End the earlier token before the commit: nothing would delete it if the name gets free.
+	// Delete the earlier token before the commit: afterwards, nothing would delete it.
 	if err = h.operations.EndMachineToken(ctx, proof.Machine); err == nil {
 		_, err = h.Certificates.Authority.Nodes.ProveMachine(ctx, node, key, proof.Machine, made.Record)
 	}
 	if err != nil {
 		undelivered := tokens.Machine{TokenID: made.Record.Token.ID(), TokenUID: made.Record.UID}
 		if err := h.operations.EndMachineToken(context.WithoutCancel(ctx), undelivered); err != nil {
-			h.log.Warn("cannot delete a token that no machine got, which expires soon", "token", undelivered.TokenID, "error", safetext.Text(err.Error(), safetext.MaxMessage))
+			h.log.Warn("cannot delete an undelivered token of a machine", "token", undelivered.TokenID, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 		}
 	}
 	return body, err
 }
 
-// unknownMachine returns the problem of a key that no machine has, and adds the handshake to the pending machines. It does not count the
-// key as a rejected credential: nobody can guess a key, and waiting machines must not use up the limit of their network.
+// unknownMachine returns the problem of a key that no machine has, and adds the handshake to the pending machines. Unknown keys
+// do not count as rejected credentials. Otherwise, machines that wait would use up the limit of their address. A key cannot be guessed.
 func (h *handler) unknownMachine(r *call, node, key string) error {
 	h.results.machines.WithLabelValues("unknown").Inc()
 	h.pending.add(api.PendingMachine{Node: node, Key: key, Fingerprint: tokens.Words(key), From: remoteAddr(r).String()}, h.Certificates.now())
@@ -151,7 +151,7 @@ var errUnknownMachine = errors.New("unknown machine")
 
 // addMachines adds machines with keys of their own.
 func (h *handler) addMachines(r *call, req api.AddMachines) (web.Response, error) {
-	checked := map[auth.Access]error{} // of many machines, most need the same permissions
+	checked := map[auth.Access]error{} // most machines need the same permissions
 	return shown(h.operations.AddMachines(r.Context(), req, r.user.Name, func(record *tokens.Record, now time.Time) error {
 		all := h.Limits.extraPermissions("machines", *record, "ttl", now)
 		if record.Limits.Role != "" { // the machine gets the certificates of control planes
@@ -188,12 +188,12 @@ func (h *handler) deleteMachine(r *call, req api.DeleteMachine) (web.Response, e
 	return shown(h.operations.DeleteMachine(r.Context(), node, req))
 }
 
-// listPendingMachines returns the last handshakes with unknown keys.
+// listPendingMachines returns the recent handshakes with unknown keys.
 func (h *handler) listPendingMachines(*call, struct{}) (web.Response, error) {
 	return web.Object(http.StatusOK, api.PendingMachineList{APIVersion: api.GroupVersion, Kind: api.KindPendingMachineList, Items: h.pending.list(h.Certificates.now())})
 }
 
-// printMachineJoin returns a document with which machines join by their keys. It has no secret.
+// printMachineJoin returns a document for machines that join with their keys. It contains no secret.
 func (h *handler) printMachineJoin(r *call, req api.PrintMachineJoin) (web.Response, error) {
 	if req.Endpoint == "" {
 		if req.Endpoint = h.Minting.Advertise; req.Endpoint == "" {
@@ -213,8 +213,8 @@ const (
 	pendingAge = time.Hour
 )
 
-// pendingMachines has the last handshakes with unknown keys, one for each key, in memory. A flood hides entries, first those of the
-// addresses that have the most.
+// pendingMachines has the last handshake with each unknown key, in memory. If it is full, it drops entries of the addresses that have
+// the most. So a flood can hide entries.
 type pendingMachines struct {
 	mu    sync.Mutex
 	byKey map[string]api.PendingMachine
@@ -235,8 +235,8 @@ func (p *pendingMachines) add(m api.PendingMachine, now time.Time) {
 	p.byKey[m.Key] = m
 }
 
-// evict removes a tenth of the entries: the oldest ones of the addresses that have the most. One at a time, a flood would cost ten
-// times as much.
+// evict removes a tenth of the entries: the oldest ones of the addresses that have the most. It removes many at once, because it
+// sorts all entries each time.
 func (p *pendingMachines) evict() {
 	all := p.newest()
 	newer, ofAddress := map[string]int{}, map[string]int{}
@@ -259,7 +259,7 @@ func (p *pendingMachines) newest() []api.PendingMachine {
 	return all
 }
 
-// forget removes a key that a machine has.
+// forget removes the entry of a key that is no longer unknown.
 func (p *pendingMachines) forget(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -156,7 +156,8 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	}
 }
 
-// A machine whose Node is Ready may be a copy. The Event says so only after two minutes, because a reinstalled machine looks the same.
+// A machine that proves the key of a Ready Node may be a copy. kubejoin creates the Event only after two minutes, because the Node of a
+// reinstalled machine stays Ready for a while.
 func TestReportsCopyOfMachine(t *testing.T) {
 	s, _ := certifying(t)
 	var events []string
@@ -189,7 +190,7 @@ func TestReportsCopyOfMachine(t *testing.T) {
 	}
 }
 
-// A machine with the role control-plane gets the certificates of control planes, from a kubejoin that has them.
+// A machine with the role control-plane gets the control plane certificates, if kubejoin has them.
 func TestMachineJoinsAsControlPlane(t *testing.T) {
 	for _, uploads := range []bool{false, true} {
 		s, _ := certifying(t)
@@ -213,7 +214,7 @@ func machineSpecs(t testing.TB, specs ...api.MachineSpec) string {
 
 var fingerprints = []string{"lusab-babad-gutih-tugad", "gutuk-bisog-mudof-sakat", "babab-babab-babab-babab"}
 
-// A list with one invalid machine must add none. A machine that fails because of the state must not stop the others.
+// A request with one invalid machine must add none. If a valid machine cannot be added, the others must be added nevertheless.
 func TestAddsAllMachinesOrNone(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -288,7 +289,7 @@ func TestAddsAllMachinesOrNone(t *testing.T) {
 		t.Error("held: got no machine with replace")
 	}
 
-	// A TTL counts from when the machine was added.
+	// If a request is repeated, its TTL counts from when the machine was first added.
 	lasting := api.MachineSpec{Node: "c", Key: "zuzuz-zuzuz-zuzuz-zuzuz", TTL: "1h"}
 	add(lasting)
 	s.changeMachine(t, "c", func(m *tokens.Machine) { m.Added, m.Expires = m.Added.Add(-time.Minute), m.Expires.Add(-time.Minute) })
@@ -319,7 +320,7 @@ func TestAddsAllMachinesOrNone(t *testing.T) {
 	}
 }
 
-// A machine that is deleted must not keep the token that it got.
+// A deleted machine must not keep its token.
 func TestDeletedMachineKeepsNoToken(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
@@ -395,7 +396,7 @@ func TestEachMachinePrivilegeNeedsItsPermission(t *testing.T) {
 	}
 }
 
-// unknownKey returns the request of a machine with a key that no other call returns. It has what the TLS handshake would set.
+// unknownKey returns the request of a machine, with a new key in each call. It sets the fields that the TLS handshake would set.
 func unknownKey(address, node string, n int) *http.Request {
 	public := make(ed25519.PublicKey, ed25519.PublicKeySize)
 	binary.BigEndian.PutUint64(public, uint64(n)+1)
@@ -406,8 +407,8 @@ func unknownKey(address, node string, n int) *http.Request {
 	return r
 }
 
-// A flood of unknown keys must not keep a machine with a known key from its token, even behind an address that floods. It must not
-// grow the list of pending machines, nor hide the machine of another address.
+// Despite a flood of unknown keys, a machine with a known key must get its token, even from the address of the flood. The flood must
+// not exceed the limit of the list of pending machines, nor hide a machine of another address.
 func TestFloodOfUnknownKeysStopsNoMachine(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger, s.Limits.ClientRate, s.Limits.UserRate = nil, server.Rate{}, server.Rate{} // the default rates
@@ -453,7 +454,7 @@ func TestFloodOfUnknownKeysStopsNoMachine(t *testing.T) {
 	}
 	t.Logf("the flood took %s", time.Since(start))
 
-	// One address has floods of its own. The machines of other addresses stay in the list.
+	// A flood from one address must not hide the machine of another address.
 	s.Limits.ClientRate = server.Rate{QPS: -1}
 	handler = must.Get(s.Server.Handler())
 	served(handler, unknownKey("198.51.100.1", "waits", 0))
@@ -477,7 +478,7 @@ func TestMachinesOfUserHaveALimit(t *testing.T) {
 	}
 }
 
-// Catches a stranger who fills the log: unknown keys use up no limit of rejected credentials.
+// The limit of rejected credentials does not count unknown keys. Catches a stranger who fills the log with them.
 func TestSamplesLogOfUnknownMachines(t *testing.T) {
 	s, _ := certifying(t)
 	s.Limits.ClientRate = server.Rate{QPS: -1}

@@ -23,7 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// A copied connection records what its client sends.
+// A copied connection records the bytes that its client sends.
 type copied struct {
 	net.Conn
 	sent *bytes.Buffer
@@ -31,8 +31,8 @@ type copied struct {
 
 func (c copied) Write(p []byte) (int, error) { c.sent.Write(p); return c.Conn.Write(p) }
 
-// Only the key proves a machine. Catches a server that accepts its certificate alone, or the bytes of an earlier handshake.
-func TestProofIsOfUseOnlyToItsMachine(t *testing.T) {
+// A machine must have its private key. Catches a server that accepts only its certificate, or replayed bytes of an earlier handshake.
+func TestProofWorksOnlyForItsMachine(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	m := s.add(t, "worker-1")
@@ -64,8 +64,8 @@ func TestProofIsOfUseOnlyToItsMachine(t *testing.T) {
 	}
 }
 
-// A machine whose disk is wiped again and again must join each time, without a rejoin window, and without use of the budget. Its
-// limits bind its certificates and their renewals. Its token must be in no log.
+// A machine must join again each time its disk is wiped, even without a rejoin window. These joins must not count as rejoins. All its
+// certificates must have its limits. No log may contain its token.
 func TestMachineJoinsAgainWithItsLimits(t *testing.T) {
 	for _, window := range []time.Duration{0, 30 * 24 * time.Hour} {
 		s, _ := certifying(t)
@@ -102,7 +102,7 @@ func TestMachineJoinsAgainWithItsLimits(t *testing.T) {
 	}
 }
 
-// A machine whose proof fails halfway must get no token, and leave none. It must not look like an unknown machine.
+// If a proof fails halfway, the machine must get no token, and no token must remain. It must not be listed as an unknown machine.
 func TestMachineProofFailsHalfway(t *testing.T) {
 	errAway := errors.New("away")
 	works := func(*testing.T, *site) storetest.Faulty { return storetest.Fail(errAway, "none") }
@@ -167,7 +167,7 @@ func TestMachineProofFailsHalfway(t *testing.T) {
 	}
 }
 
-// A pending machine is shown on terminals, and its command is pasted. Catches an invalid name, and a weak key.
+// Users see pending machines on terminals, and paste their commands. Catches an invalid name and a weak key in this list.
 func TestRefusesHandshakesOfNoMachine(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)

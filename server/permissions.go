@@ -122,10 +122,9 @@ type extraPermission struct {
 	hint   string // explains how to do without the permission; empty if its name says enough
 }
 
-// extraPermissions returns the extra permissions that a new token needs, or with the resource machines, a machine with the limits
-// of r. A token needs none if its expiration and node
-// limit are within the Limits, and it has only the default group, no role and no Node to replace. Its Nodes must get
-// no labels and taints. lifetime is the field of the request that says when it expires.
+// extraPermissions returns the extra permissions that a new token needs. If of is machines, it returns those that a machine with the
+// limits of r needs. A token needs none if its expiration and node limit are within the Limits, and it has only the default group, no
+// role and no Node to replace. Its Nodes must get no labels and taints. lifetime is the field of the request that says when it expires.
 func (l Limits) extraPermissions(of string, r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {

@@ -230,7 +230,7 @@ func newResults(r prometheus.Registerer) results {
 		joinCommands:  metrics.Counter(r, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result"),
 		certificates:  metrics.Counter(r, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result"),
 		rejoins:       metrics.Counter(r, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result"),
-		machines:      metrics.Counter(r, "kubejoin_machine_proofs_total", "Requests of machines that have proven a key to join, by result: granted, unknown (no machine has the key), cloned (the Node has been Ready for two minutes of proofs), failed (an error of kubejoin), or the reason of the refusal.", "result"),
+		machines:      metrics.Counter(r, "kubejoin_machine_proofs_total", "Requests of machines that have proven a key to join, by result: granted, unknown (no machine has the key), cloned (proofs for two minutes while the Node is Ready), failed (an error of kubejoin), or the reason of the refusal.", "result"),
 		tokenReviews:  metrics.Counter(r, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result"),
 		accessReviews: metrics.Counter(r, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result"),
 	}

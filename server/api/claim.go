@@ -20,7 +20,8 @@ type Claim struct {
 	// Rejoins are the times when the node rejoined, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
 
-	// Machine is the key of the machine that holds the name, or its words until it has proven the key; empty if none does.
+	// Machine is the key of the machine that holds the name, or the words of the key until the machine has proven it. It is
+	// empty if no machine holds the name.
 	Machine string `json:"machine,omitempty"`
 
 	// Revoked reports whether the node is revoked. It may have a valid certificate that kubejoin has issued after

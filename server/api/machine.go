@@ -25,10 +25,10 @@ type MachineSpec struct {
 	// Key is the public key in PEM, a public key line of OpenSSH, "sha256:" and the SHA-256 of the SubjectPublicKeyInfo in
 	// hexadecimal digits, or the four words of its fingerprint.
 	Key string `json:"key"`
-	// Replace allows a name that a Node or a token has. The machine gets the name once no Ready Node has it.
+	// Replace allows a name that a Node or a token has. The machine can join once no Ready Node has this name.
 	Replace bool `json:"replace,omitempty"`
 
-	// TTL and Expires limit how long the machine can prove its key, as in TokenSpec. Without them, the machine never expires.
+	// TTL and Expires limit how long the machine can prove its key, as in TokenSpec. If both are empty, the machine never expires.
 	TTL     string `json:"ttl,omitempty"`
 	Expires string `json:"expires,omitempty"`
 	// The other fields are as in TokenSpec.
@@ -48,7 +48,7 @@ func ItemField(item int, field string) string {
 	return fmt.Sprintf("items[%d]%s", item, field)
 }
 
-// Item returns the number of the item that the problem is about, as in [ItemField], and the problem of its field.
+// Item splits a problem whose field [ItemField] has made, into the index of the item and the problem of its field.
 func (p FieldProblem) Item() (item int, field FieldProblem, ok bool) {
 	number, rest, ok := strings.Cut(strings.TrimPrefix(p.Field, "items["), "]")
 	item, err := strconv.Atoi(number)
@@ -56,7 +56,7 @@ func (p FieldProblem) Item() (item int, field FieldProblem, ok bool) {
 	return item, p, ok && err == nil
 }
 
-// maxItems is the maximum size of the items of an [AddMachines], in bytes, which is less than the largest body.
+// maxItems is the maximum size of the items of an [AddMachines], in bytes. It leaves room in the largest body.
 const maxItems = 60 << 10
 
 // SplitMachines splits machines into the items of several [AddMachines] that a server accepts.
@@ -76,7 +76,7 @@ func SplitMachines(all []MachineSpec) (parts [][]MachineSpec) {
 	return parts
 }
 
-// AddMachines adds machines. The same request can be repeated.
+// AddMachines adds machines. It can be repeated: it does not change machines that were added before.
 type AddMachines struct {
 	// Items are 1 to MaxMachines machines.
 	Items  []MachineSpec `json:"items"`
@@ -92,14 +92,14 @@ const (
 
 // Values of Machine.State.
 const (
-	// MachineWaiting: the machine has got no token.
+	// MachineWaiting: the machine has no token yet.
 	MachineWaiting = "waiting"
 	// MachineGotToken: the machine has proven its key, and got a token.
 	MachineGotToken = "got-token"
 	MachineExpired  = "expired"
-	// MachineRevoked: the node is revoked, and the key is barred.
+	// MachineRevoked: the node is revoked, and so is the key.
 	MachineRevoked = "revoked"
-	// MachineCloned: machines prove the key of a Node that is Ready.
+	// MachineCloned: another machine proves the key of a Node that is Ready.
 	MachineCloned = "cloned"
 )
 
@@ -109,8 +109,8 @@ type Machine struct {
 	Kind       string `json:"kind"`
 
 	Node string `json:"node"`
-	// Key is "sha256:" and the SHA-256 of the public key. It is empty until the machine has proven its key, if it was added with
-	// words.
+	// Key is "sha256:" and the SHA-256 of the public key. If the machine was added with words, Key is empty until the machine has
+	// proven its key.
 	Key string `json:"key,omitempty"`
 	// Fingerprint has the first 64 bits of Key as four words.
 	Fingerprint string    `json:"fingerprint"`
@@ -126,7 +126,7 @@ type Machine struct {
 	NodeTaints          []string `json:"nodeTaints,omitempty"`
 	NodeReadyAfter      string   `json:"nodeReadyAfter,omitempty"`
 
-	// Token is the ID of the last token that the machine got; empty if it got none.
+	// Token is the ID of the last token that the machine got; empty if there was none.
 	Token string `json:"token,omitempty"`
 	// State is one of the constants.
 	State string `json:"state"`
@@ -138,7 +138,7 @@ type Machine struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// A MachineList has all machines or one page of them, sorted by node name, or the results of AddMachines in its order.
+// A MachineList has all machines or one page of them, sorted by node name, or the results of AddMachines in the order of its items.
 type MachineList struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
@@ -162,14 +162,14 @@ type PendingMachine struct {
 	Last        time.Time `json:"last"`
 }
 
-// A PendingMachineList has the last such handshakes of one replica, the newest first.
+// A PendingMachineList has the last handshakes of one replica with unknown keys, the newest first.
 type PendingMachineList struct {
 	APIVersion string           `json:"apiVersion"`
 	Kind       string           `json:"kind"`
 	Items      []PendingMachine `json:"items"`
 }
 
-// PrintMachineJoin returns a document with which machines join by their keys.
+// PrintMachineJoin returns a document for machines that join with their keys.
 type PrintMachineJoin struct {
 	// Node is the node name; empty means the host name of each machine.
 	Node string `json:"node,omitempty"`

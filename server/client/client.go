@@ -69,8 +69,8 @@ func (c *Client) ReleaseClaim(ctx context.Context, node string, req api.ReleaseC
 	return claim, err
 }
 
-// AddMachines adds up to api.MaxMachines machines with keys of their own. [api.SplitMachines] splits more. The same request can be
-// repeated. An item of the result says what failed, but for one machine, that is the error.
+// AddMachines adds up to api.MaxMachines machines with keys of their own: see [api.SplitMachines]. The same request can be repeated. An
+// item of the result says whether its machine failed. If the request has only one machine, the error says it.
 func (c *Client) AddMachines(ctx context.Context, req api.AddMachines) (api.MachineList, error) {
 	var list api.MachineList
 	err := c.do(ctx, http.MethodPost, "/v1/machine", req, &list)
@@ -84,21 +84,21 @@ func (c *Client) GetMachine(ctx context.Context, node string) (api.Machine, erro
 	return m, err
 }
 
-// DeleteMachine deletes the machine of a node name, and the token that it has last got. Its certificates stay valid.
+// DeleteMachine deletes the machine of a node name, and its last token. Certificates stay valid.
 func (c *Client) DeleteMachine(ctx context.Context, node string, req api.DeleteMachine) (api.Machine, error) {
 	var m api.Machine
 	err := c.do(ctx, http.MethodDelete, "/v1/machine/"+url.PathEscape(node), req, &m)
 	return m, err
 }
 
-// ListPendingMachines returns the last handshakes with keys that no machine has. One replica has them in its memory.
+// ListPendingMachines returns the last handshakes with keys that no machine has. Each replica returns only its own.
 func (c *Client) ListPendingMachines(ctx context.Context) (api.PendingMachineList, error) {
 	var list api.PendingMachineList
 	err := c.do(ctx, http.MethodGet, "/v1/pending-machine", nil, &list)
 	return list, err
 }
 
-// PrintMachineJoin returns a document with which machines join by their keys. It has no secret.
+// PrintMachineJoin returns a document for machines that join with their keys. It contains no secret.
 func (c *Client) PrintMachineJoin(ctx context.Context, req api.PrintMachineJoin) ([]byte, error) {
 	var document []byte
 	err := c.do(ctx, http.MethodPost, "/v1/machine/print-join-command", req, &document)

@@ -196,7 +196,7 @@ func (v *view) offline() {
 			how = "its token does not allow it to rejoin, so let it join with a new one"
 		}
 		if !v.Machine.IsZero() {
-			how = "start its script again, which proves the key of its machine"
+			how = "run the join script on the machine again"
 		}
 		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: %s", v.e.Sentence, ago(end, v.now), how)
 		_, command := v.remedy(CertificateExpired)

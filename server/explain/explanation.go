@@ -53,7 +53,7 @@ const (
 	Claimed api.NodeState = "Claimed"
 	// NoClusterInfo: there is no request, and without cluster-info no machine can discover the cluster.
 	NoClusterInfo api.NodeState = "NoClusterInfo"
-	// NothingArrived: there is no request, but there is a usable token limited to the name, or a machine with a key of its own.
+	// NothingArrived: there is no request, but a usable token is limited to the name, or a machine with a key of its own has it.
 	NothingArrived api.NodeState = "NothingArrived"
 	// NothingKnown: there is no request and no token limited to the name.
 	NothingKnown api.NodeState = "NothingKnown"

@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// unproven explains a machine with a key of its own that has no token to join with, and reports whether that is so.
+// unproven explains a machine with a key of its own that has no live token. It reports whether there is such a machine.
 func (v *view) unproven(nobody string) bool {
 	m := v.Machine
 	switch {
@@ -20,30 +20,30 @@ func (v *view) unproven(nobody string) bool {
 	case m.Revoked, m.Expired(v.now):
 		v.say(NothingKnown, time.Time{}, "%s", nobody)
 	case m.TokenID != "":
-		v.say(NothingArrived, time.Time{}, "%s; token %s of its machine has ended; start its script again, which proves the key again", nobody, m.TokenID)
+		v.say(NothingArrived, time.Time{}, "%s; token %s of its machine was deleted or has expired; run the join script on the machine again", nobody, m.TokenID)
 	default:
-		v.say(NothingArrived, time.Time{}, "%s; its machine was added %s and has not proven its key; start it with the script of 'kubejoin machine print-join-command'", nobody, ago(m.Added, v.now))
-		v.next("the keys that kubejoin does not know are in", "kubejoin machine list --pending --url https://HOST:PORT")
+		v.say(NothingArrived, time.Time{}, "%s; its machine was added %s and has not proven its key; run the script of 'kubejoin machine print-join-command' on it", nobody, ago(m.Added, v.now))
+		v.next("to list keys that kubejoin does not know", "kubejoin machine list --pending --url https://HOST:PORT")
 	}
 	return true
 }
 
-// machine adds what a machine with a key of its own did last, or what bars its key.
+// machine adds the last token of a machine with a key of its own, or why the machine gets no token.
 func (v *view) machine() {
 	m, ready := v.Machine, v.Object != nil && v.Object.Ready == "True"
 	another := v.ofNode("kubejoin machine delete")
 	switch {
 	case m.IsZero():
 	case m.Revoked:
-		v.e.Sentence += "; the key of its machine is barred"
+		v.e.Sentence += "; the key of its machine is revoked"
 		v.next("to give the name to another machine", another)
 	case ready && m.Cloned(v.now):
-		v.e.Sentence += fmt.Sprintf("; machines prove the key of Node %s, which is Ready: one of them is a copy", v.Node)
-		v.next("to lock out all that have the key", v.ofNode("kubejoin revoke"))
+		v.e.Sentence += fmt.Sprintf("; another machine proves the key of Node %s, which is Ready", v.Node)
+		v.next("to lock out all machines with this key", v.ofNode("kubejoin revoke"))
 	case ready:
 	case m.Expired(v.now):
 		v.e.Sentence += fmt.Sprintf("; its machine expired %s, and gets no more tokens", ago(m.Expires, v.now))
-		v.next("to let it join, add it again after", another)
+		v.next("to let it join, delete it, then add it again", another)
 	default:
 		for _, r := range v.Tokens {
 			if r.UID == m.TokenUID {
@@ -53,8 +53,8 @@ func (v *view) machine() {
 	}
 }
 
-// belongs reports whether the name belongs to a machine that did not send a request. The token of the request is the zero Record if
-// no token sent it, or if the tokens could not be read.
+// belongs reports whether the name belongs to a machine, and somebody else sent the request. token is the token of the request. It is
+// the zero Record if the request has no token, or if kubejoin could not read the tokens.
 func (v *view) belongs(r api.RequestEvidence, token tokens.Record) bool {
 	m := v.Machine
 	return !m.IsZero() && (token.UID != "" && (m.Revoked || token.UID != m.TokenUID) || tokens.IDOfUser(r.User) == "")

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Catches a name that its machine holds, and whose explanation asks for a token, which could not take the name.
+// Catches an explanation that asks for another token, although a machine with a key of its own holds the name.
 func TestExplainsMachine(t *testing.T) {
 	ca := newCA(t, "kubernetes")
 	got := token(t, "abcdef", forNames(name))
@@ -37,7 +37,7 @@ func TestExplainsMachine(t *testing.T) {
 	}{
 		"has not proven its key": {
 			facts: explain.Facts{Machine: never}, state: explain.NothingArrived,
-			sentence: nobody + "; its machine was added 3 h ago and has not proven its key; start it with the script of 'kubejoin machine print-join-command'; the keys that kubejoin does not know are in: kubejoin machine list --pending --url https://HOST:PORT",
+			sentence: nobody + "; its machine was added 3 h ago and has not proven its key; run the script of 'kubejoin machine print-join-command' on it; to list keys that kubejoin does not know: kubejoin machine list --pending --url https://HOST:PORT",
 			next:     []string{"kubejoin machine list --pending --url https://HOST:PORT"},
 		},
 		"has a token": {
@@ -46,7 +46,7 @@ func TestExplainsMachine(t *testing.T) {
 		},
 		"has an expired token": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: gone}, state: explain.NothingArrived,
-			sentence: nobody + "; token abcdef of its machine has ended; start its script again, which proves the key again; its machine proved its key and got token abcdef 60 min ago",
+			sentence: nobody + "; token abcdef of its machine was deleted or has expired; run the join script on the machine again; its machine proved its key and got token abcdef 60 min ago",
 		},
 		"has an ended token, and another one exists": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: []tokens.Record{token(t, "bbbbbb", forNames(name))}}, state: explain.NothingArrived,
@@ -63,12 +63,12 @@ func TestExplainsMachine(t *testing.T) {
 		},
 		"revoked": {
 			facts: explain.Facts{Machine: revoked, Tokens: all, Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"}}, state: explain.Revoked,
-			sentence: nobody + "; its certificates were revoked 2 h ago: stolen; the key of its machine is barred; to give the name to another machine: kubejoin machine delete worker-7",
+			sentence: nobody + "; its certificates were revoked 2 h ago: stolen; the key of its machine is revoked; to give the name to another machine: kubejoin machine delete worker-7",
 			next:     free,
 		},
 		"expired": {
 			facts: explain.Facts{Machine: over}, state: explain.NothingKnown,
-			sentence: nobody + "; its machine expired 2 h ago, and gets no more tokens; to let it join, add it again after: kubejoin machine delete worker-7",
+			sentence: nobody + "; its machine expired 2 h ago, and gets no more tokens; to let it join, delete it, then add it again: kubejoin machine delete worker-7",
 			next:     free,
 		},
 		"expired, has a token": {
@@ -80,12 +80,12 @@ func TestExplainsMachine(t *testing.T) {
 		"cloned, NotReady": {facts: explain.Facts{Machine: cloned, Object: node("False", "")}, state: api.JoinedNotReady, sentence: "joined 3 h ago, NotReady since 2 h ago", next: []string{"kubectl describe node worker-7"}},
 		"cloned": {
 			facts: explain.Facts{Machine: cloned, Object: node("True", "")}, state: api.Joined,
-			sentence: joined + "; machines prove the key of Node worker-7, which is Ready: one of them is a copy; to lock out all that have the key: kubejoin revoke worker-7",
+			sentence: joined + "; another machine proves the key of Node worker-7, which is Ready; to lock out all machines with this key: kubejoin revoke worker-7",
 			next:     []string{"kubejoin revoke worker-7"},
 		},
 		"certificate expired": {
 			facts: explain.Facts{Machine: never, Object: node("Unknown", ""), Identity: tokens.Identity{NotAfter: before(2 * time.Hour)}}, state: explain.CertificateExpired,
-			sentence: "expired 2 h ago: start its script again, which proves the key of its machine", next: []string{"kubectl describe node worker-7"},
+			sentence: "expired 2 h ago: run the join script on the machine again", next: []string{"kubectl describe node worker-7"},
 		},
 		"request of its token": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: all, Claim: claim("zzzzzz"), Requests: []api.RequestEvidence{request(bootstrap)}}, state: explain.NotApproved,

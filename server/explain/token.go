@@ -163,7 +163,7 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 	}) {
 		return "", "" // the rule may also limit another token
 	}
-	if !v.Machine.IsZero() { // no other token lets a machine take the name
+	if !v.Machine.IsZero() { // only the token of this machine can take the name
 		if s != NodeNameClaimed {
 			return "", ""
 		}

@@ -89,7 +89,7 @@ func machineState(m tokens.Machine, now time.Time) string {
 	return api.MachineWaiting
 }
 
-// machineOf returns the machine of a spec. The name of a Node to replace is not read.
+// machineOf returns the machine that a spec describes. With Replace, it does not read the Node to replace.
 func machineOf(ctx context.Context, s api.MachineSpec, by string, now time.Time, permit Permit, read Readers) (tokens.Machine, error) {
 	key, keyErr := MachineKey(s.Key)
 	if keyErr != nil {
@@ -123,7 +123,7 @@ func machineOf(ctx context.Context, s api.MachineSpec, by string, now time.Time,
 	return m, err
 }
 
-// CheckMachine returns the key ID of a machine, or its words, and the errors in its fields that show without a cluster.
+// CheckMachine returns the key ID or the words of a machine. It returns the errors in its fields that need no cluster to find.
 func CheckMachine(s api.MachineSpec) (key string, err error) {
 	m, err := machineOf(context.Background(), s, "", time.Now(), Everything, anyReaders)
 	return m.Key, err
@@ -132,8 +132,8 @@ func CheckMachine(s api.MachineSpec) (key string, err error) {
 // machineWriters is how many machines AddMachines writes at the same time.
 const machineWriters = 16
 
-// AddMachines adds machines with keys of their own. It adds none if one is invalid or not permitted. by is who adds them. The
-// result has an item for each machine, in the order of the request.
+// AddMachines adds machines with keys of their own. If one machine is invalid or not permitted, it adds none. by is the user who adds
+// them. The result has an item for each machine, in the order of the request.
 func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by string, permit Permit) (list api.MachineList, err error) {
 	if o.Claims == nil {
 		return list, errNoClaims
@@ -188,7 +188,7 @@ func (o *Operations) AddMachines(ctx context.Context, req api.AddMachines, by st
 	return list, nil
 }
 
-// checkQuota returns an error if a user would have added too many machines. Requests at the same time may exceed the quota.
+// checkQuota returns an error if the user would exceed the quota of machines. Concurrent requests may exceed it.
 func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by string) error {
 	if o.UserMachines <= 0 {
 		return nil
@@ -201,7 +201,7 @@ func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by
 	for _, c := range claims {
 		switch known := slices.ContainsFunc(items, func(s api.MachineSpec) bool { return s.Node == c.Node }); {
 		case c.Machine.IsZero():
-		case known && c.Machine.By != by: // it stays, or is refused
+		case known && c.Machine.By != by: // the request does not change it
 			n--
 		case !known && c.Machine.By == by:
 			n++
@@ -213,11 +213,11 @@ func (o *Operations) checkQuota(ctx context.Context, items []api.MachineSpec, by
 	return nil
 }
 
-// addMachine adds one machine, unless it is there.
+// addMachine adds one machine, unless the name has a machine.
 func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens.Machine, dryRun bool) (c tokens.Claim, result string, err error) {
 	node := s.Node
 	for try := range changeAttempts {
-		c, err = tokens.Claim{Node: node}, nil // mostly, the name has no claim: if it has one, the write fails
+		c, err = tokens.Claim{Node: node}, nil // most names have no claim; otherwise the write fails, and the next try reads the claim
 		if try > 0 || dryRun {
 			if c, err = o.Claims.Get(ctx, node, tokens.Live); errors.Is(err, tokens.ErrNotFound) {
 				c, err = tokens.Claim{Node: node}, nil
@@ -233,14 +233,14 @@ func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens
 			if m.Key == c.Machine.Key || tokens.IsWords(m.Key) {
 				return c, api.MachineUnchanged, nil
 			}
-			key := m.Key // the whole key of the words that are known
+			key := m.Key // the whole key; the claim has only its words
 			m = c.Machine
 			m.Key = key
 		case !c.Machine.IsZero():
 			what := "with other limits"
 			switch {
 			case c.Machine.Revoked:
-				what = "whose key is barred"
+				what = "whose key is revoked"
 			case !c.Machine.HasKey(m.Key) && !m.HasKey(c.Machine.Key):
 				what = "with another key"
 			case c.Machine.Expired(m.Added):
@@ -262,7 +262,7 @@ func (o *Operations) addMachine(ctx context.Context, s api.MachineSpec, m tokens
 	return c, api.MachineAdded, nil
 }
 
-// repeats reports whether s, which describes m, asks for the machine known, which works. A TTL counts from when a machine is added.
+// repeats reports whether m, the machine of s, is the same as known, and known still works. A TTL counts from when known was added.
 func repeats(s api.MachineSpec, m, known tokens.Machine) bool {
 	longer := m.Expires.Sub(m.Added) - known.Expires.Sub(known.Added)
 	if s.Expires == "" && !m.Expires.IsZero() && !known.Expires.IsZero() && longer.Abs() <= time.Second { // Added is rounded
@@ -271,7 +271,7 @@ func repeats(s api.MachineSpec, m, known tokens.Machine) bool {
 	return known.Same(m) && !known.Revoked && !known.Expired(m.Added)
 }
 
-// changeAttempts is how often a change of a machine starts over while others change the claim.
+// changeAttempts is how often a change of a machine is tried if others change the claim at the same time.
 const changeAttempts = 20
 
 // checkUnused returns an error if a Node or a token has the name of a claim.
@@ -290,7 +290,7 @@ func (o *Operations) checkUnused(ctx context.Context, c tokens.Claim) error {
 		}
 		what = "a Node has"
 	}
-	return &tokens.Refusal{Reason: "name-in-use", Message: fmt.Sprintf("%s the node name %s; to let the machine have it once no Ready Node has it, add it with --replace", what, c.Node)}
+	return &tokens.Refusal{Reason: "name-in-use", Message: fmt.Sprintf("%s the node name %s; to let the machine use this name once no Ready Node has it, add the machine with --replace", what, c.Node)}
 }
 
 // MachinesPage returns a page of the machines.
@@ -335,7 +335,7 @@ func (o *Operations) machineClaim(ctx context.Context, node string) (c tokens.Cl
 	return c, storeError(node, err)
 }
 
-// DeleteMachine deletes a machine, and the token that it has last got: other machines may have it. Its certificates stay valid.
+// DeleteMachine deletes a machine and its last token, because another machine may have this token. Certificates stay valid.
 func (o *Operations) DeleteMachine(ctx context.Context, node string, req api.DeleteMachine) (api.Machine, error) {
 	var c tokens.Claim
 	var err error
@@ -343,7 +343,7 @@ func (o *Operations) DeleteMachine(ctx context.Context, node string, req api.Del
 		if c, err = o.machineClaim(ctx, node); err != nil || req.DryRun {
 			break
 		}
-		// Without its machine, nothing but the deletion would keep the token from taking the name.
+		// Delete the token first: once the machine is deleted, the token could take the name.
 		if err = o.EndMachineToken(ctx, c.Machine); err != nil {
 			break
 		}
@@ -372,7 +372,7 @@ func storeError(node string, err error) error {
 	return mint.StoreError(err)
 }
 
-// EndMachineToken deletes the token that a machine has last got.
+// EndMachineToken deletes the last token of a machine.
 func (o *Operations) EndMachineToken(ctx context.Context, m tokens.Machine) error {
 	if m.TokenID == "" {
 		return nil
@@ -384,7 +384,7 @@ func (o *Operations) EndMachineToken(ctx context.Context, m tokens.Machine) erro
 	return err
 }
 
-// MachineJoin returns a document with which machines join by their keys at req.Endpoint, and its format. It has no secret.
+// MachineJoin returns a document for machines that join with their keys at req.Endpoint, and its format. It contains no secret.
 func (o *Operations) MachineJoin(ctx context.Context, req api.PrintMachineJoin) (joinformat.Format, []byte, error) {
 	var errs []error
 	format, err := joinformat.FindFormat(cmp.Or(req.Format, api.FormatScript))

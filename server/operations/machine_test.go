@@ -29,7 +29,7 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Catches a machine whose key was barred, and that is added again before somebody has deleted it. The error must name the cause.
+// The error about a machine that exists must name the cause. Catches a machine with a revoked key that can be added again.
 func TestNamesWhyMachineExists(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims()}
 	req := api.AddMachines{Items: []api.MachineSpec{{Node: "worker-1", Key: "lusab-babad-gutih-tugad"}}}
@@ -41,10 +41,10 @@ func TestNamesWhyMachineExists(t *testing.T) {
 		t.Errorf("again: got %+v, %v, want %s", list, err, api.MachineUnchanged)
 	}
 	for want, change := range map[string]func(*tokens.Machine){
-		"whose key is barred": func(m *tokens.Machine) { m.Revoked = true },
-		"with another key":    func(m *tokens.Machine) { m.Key = "zuzuz-zuzuz-zuzuz-zuzuz" },
-		"with other limits":   func(m *tokens.Machine) { m.Replace = true },
-		"that has expired":    func(m *tokens.Machine) { m.Expires = m.Added },
+		"whose key is revoked": func(m *tokens.Machine) { m.Revoked = true },
+		"with another key":     func(m *tokens.Machine) { m.Key = "zuzuz-zuzuz-zuzuz-zuzuz" },
+		"with other limits":    func(m *tokens.Machine) { m.Replace = true },
+		"that has expired":     func(m *tokens.Machine) { m.Expires = m.Added },
 	} {
 		known := must.Value(o.Claims.Get(t.Context(), "worker-1", tokens.Live))(t).Machine
 		set := func(m tokens.Machine) {
@@ -61,7 +61,7 @@ func TestNamesWhyMachineExists(t *testing.T) {
 	}
 }
 
-// Catches an error about a token, which a caller who wants a document for machines does not have.
+// Catches an error that asks for a token: a document for machines has none.
 func TestMachineJoinNeedsDocumentWithoutToken(t *testing.T) {
 	o := &operations.Operations{}
 	_, _, err := o.MachineJoin(t.Context(), api.PrintMachineJoin{Format: "json", Endpoint: "join.example.com:9443"})
@@ -70,7 +70,7 @@ func TestMachineJoinNeedsDocumentWithoutToken(t *testing.T) {
 	}
 }
 
-// Catches a user who fills the store, and a repeated request that counts its machines twice.
+// Catches a user who adds unlimited machines, and a repeated request whose machines count twice.
 func TestBoundsMachinesOfOneUser(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims(), UserMachines: 3}
 	add := func(by string, from, to int) error {
@@ -92,7 +92,7 @@ func TestBoundsMachinesOfOneUser(t *testing.T) {
 	}
 }
 
-// Catches a whole key that is added after its words, and does not bind: another key with these words could still be the first.
+// If a machine was added with words, and then with its whole key, only this key must work. Catches a claim that keeps only the words.
 func TestBindsWholeKeyOfKnownWords(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims()}
 	key, twin := "sha256:0b6e1a8f6d7d3cf9"+strings.Repeat("a", 48), "sha256:0b6e1a8f6d7d3cf9"+strings.Repeat("b", 48)
@@ -111,7 +111,7 @@ func TestBindsWholeKeyOfKnownWords(t *testing.T) {
 	}
 }
 
-// All forms of a key must be the same machine. Catches a form that kubejoin reads as another key.
+// All forms of a key must have the same key ID.
 func TestMachineKey(t *testing.T) {
 	e, r := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t), must.Value(rsa.GenerateKey(rand.Reader, 2048))(t)
 	for _, key := range []any{&e.PublicKey, ed25519.PublicKey(make([]byte, ed25519.PublicKeySize)), &r.PublicKey} {
@@ -141,7 +141,7 @@ func TestMachineKey(t *testing.T) {
 	}
 }
 
-// Terminals show who added a machine. Catches control characters in this name, and a name too long for a claim.
+// Terminals show who added a machine. Catches control characters in the name of this user, and a name too long for a claim.
 func TestMachineIsAddedByHostileUser(t *testing.T) {
 	o := &operations.Operations{Claims: memdb.Open().Claims()}
 	req := api.AddMachines{Items: []api.MachineSpec{{Node: "w", Key: "lusab-babad-gutih-tugad"}}}
@@ -151,11 +151,11 @@ func TestMachineIsAddedByHostileUser(t *testing.T) {
 	}
 }
 
-// Catches a token of a deleted machine that stays, which could then take the name, and another token that is deleted with it.
+// Catches a token that stays after its machine was deleted, and could take the name. Also catches the deletion of another token.
 func TestDeleteMachineEndsItsToken(t *testing.T) {
 	for name, test := range map[string]struct {
 		fault      error  // of the deletion of the token
-		id, uid    string // of the token that the machine got before; it gets the present one during the deletion
+		id, uid    string // of the earlier token; the machine gets the present one during the deletion
 		present    string // UID of the token that the machine has; empty: that of the token in the store
 		tokensLeft int
 	}{

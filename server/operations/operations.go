@@ -182,7 +182,7 @@ func (o *Operations) ReleaseClaim(ctx context.Context, node string, req api.Rele
 	released := Claim(claim)
 	released.DryRun, released.Warnings = req.DryRun, warnings
 	if err == nil && released.Machine != "" {
-		released.Warnings = append(released.Warnings, "node name "+node+" still belongs to its machine; to free it: kubejoin machine delete "+node)
+		released.Warnings = append(released.Warnings, "node name "+node+" still belongs to its machine; to free the name: kubejoin machine delete "+node)
 	}
 	switch _, invalid := err.(*tokens.FieldError); {
 	case err == nil || invalid:

@@ -214,7 +214,7 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 	}
 }
 
-// Catches an explanation that does not know the machine of a name which no token holds.
+// Catches an explanation without the machine, if no token holds the name.
 func TestReadsMachineOfReleasedClaim(t *testing.T) {
 	claims := memdb.Open().Claims()
 	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "worker-1", Machine: tokens.Machine{Key: "lusab-babad-gutih-tugad"}}))(t)

@@ -250,7 +250,7 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 	return withClaims(c, func(o *operations.Operations) (api.Claim, error) { return o.ReleaseClaim(ctx, node, req) })
 }
 
-// AddMachines adds machines with keys of their own. Without the name of its user, it does not say who added them.
+// AddMachines adds machines with keys of their own. If it cannot read the name of its user, it leaves AddedBy empty.
 func (c *Cluster) AddMachines(ctx context.Context, req api.AddMachines) (api.MachineList, error) {
 	by := ""
 	if who, err := c.Client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err == nil {
@@ -276,7 +276,7 @@ func (c *Cluster) DeleteMachine(ctx context.Context, node string, req api.Delete
 	return withClaims(c, func(o *operations.Operations) (api.Machine, error) { return o.DeleteMachine(ctx, node, req) })
 }
 
-// PrintMachineJoin returns a document with which machines join by their keys at req.Endpoint.
+// PrintMachineJoin returns a document for machines that join with their keys at req.Endpoint.
 func (c *Cluster) PrintMachineJoin(ctx context.Context, req api.PrintMachineJoin) ([]byte, error) {
 	_, document, err := c.MachineJoin(ctx, req)
 	return document, err
