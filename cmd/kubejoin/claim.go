@@ -17,8 +17,9 @@ func claimCommand() *cobra.Command {
 		Short: "List the node names that tokens hold, and release them",
 		Long: `List the node names that tokens hold, and release them. When a node joins with a limited
 token, the token claims the node name, and no other token can use it. kubejoin removes a
-claim when its Node is deleted, or when its token is gone and no Node was registered. A
-machine with a key of its own keeps its name: see 'kubejoin machine --help'.`,
+claim when its Node is deleted, or when its token is gone and no Node was registered. But a
+machine with a key of its own keeps its name until you delete the machine: see
+'kubejoin machine --help'.`,
 	}, claimListCommand(), claimReleaseCommand())
 }
 

@@ -27,12 +27,13 @@ func machineCommand() *cobra.Command {
 		Use:   "machine",
 		Short: "Let machines join with keys of their own",
 		Long: `Let machines join with keys of their own. A person adds a machine with its node name and its
-public key. When the machine boots, it proves the key to a kubejoin server, and gets a token
-for this one node name and 15 minutes. So user data and disk images need no secret.
+public key. When the machine boots, it proves the key to a kubejoin server. Then it gets a
+token for one node with this name, which expires after 15 minutes. So user data and disk images
+need no secret.
 
   1. kubejoin machine print-join-command prints a script or user data, the same for all machines
-  2. kubejoin machine add NAME --key KEY adds a machine; KEY is what its console shows
-  3. kubejoin machine list shows which machines have got a token, and kubejoin explain NAME
+  2. kubejoin machine add NAME --key KEY adds a machine; its console shows KEY
+  3. kubejoin machine list shows which machines have a token, and kubejoin explain NAME shows
      whether a machine has joined`,
 	}, machineAddCommand(), machineListCommand(), machineGetCommand(), machineDeleteCommand(), machinePrintJoinCommand())
 }
@@ -52,23 +53,26 @@ func machineAddCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add {NAME --key KEY | -f FILE}",
 		Short: "Add machines with their public keys",
-		Long: `Add machines with their public keys. NAME is the node name, which no token can take then.
+		Long: `Add machines with their public keys. NAME is the node name. Once the machine is added, no
+token of another machine can take this name.
 
 KEY is a public key in PEM or as a line of OpenSSH, the SHA-256 of a key as sha256:HEX, or the
-four words that the machine's console and 'kubejoin machine list --pending' show. A machine
-that was added with words is bound to the first key with these words.
+four words that the machine's console and 'kubejoin machine list --pending' show. With words,
+the first proven key that has these words becomes the key of the machine.
 
--f adds many machines from a CSV, YAML or JSON file. The columns of CSV, which its first row
-names, are the fields of YAML and JSON; node and key are required. In CSV, spaces separate the
-entries of a list, and an empty cell means the default:
+-f adds many machines from a CSV, YAML or JSON file. The first row of CSV names the columns.
+They are the same as the fields of YAML and JSON; node and key are required. In CSV, spaces
+separate the entries of a list, and an empty cell means the default:
 
   node,key,ttl,nodeLabels
   worker-7,lusab-babad-gutih-tugad,7d,rack=a zone=b
 
-The command checks the whole file before it adds the first machine. You can repeat it: a
-machine that was added before is unchanged. The exit code is 1 if a machine could not be added.
+The command checks the whole file before it adds the first machine. You can repeat the command:
+it does not change machines that were added before. The exit code is 1 if a machine could not be
+added.
 
-Without --ttl and --expires, the machine never expires, which can need a permission of its own.` + remoteHelp,
+Without --ttl and --expires, the machine never expires. A server can require a permission for
+this.` + remoteHelp,
 		Example: `  kubejoin machine add worker-7 --key lusab-babad-gutih-tugad
 
   # with its public key; the machine must join within a week
@@ -90,7 +94,7 @@ Without --ttl and --expires, the machine never expires, which can need a permiss
 	f := cmd.Flags()
 	f.StringVar(&o.spec.Key, "key", "", "public key of the machine, its sha256:HEX, or its four words")
 	f.StringVar(&o.keyFile, "key-file", "", "file with the public key, instead of --key; - is standard input")
-	f.BoolVar(&o.spec.Replace, "replace", false, "add the machine even if a Node or a token has the name; the machine can join once no Ready Node has it")
+	f.BoolVar(&o.spec.Replace, "replace", false, "add the machine even if a Node or a token has the name; the machine can join once no Ready Node has this name")
 	durationVar(f, &o.ttl, "ttl", 0, "how long the machine can prove its key, for example 12h or 7d (0: it never expires)")
 	f.StringVar(&o.spec.Expires, "expires", "", "time until which the machine can prove its key, instead of --ttl, for example 2030-01-31T12:00:00Z")
 	certificateFlags(f, &o.duration, &o.spec.Role, &o.spec.Rejoin)
@@ -148,7 +152,7 @@ func (o *machineAddOptions) add(ctx context.Context, cmd *cobra.Command, r *remo
 	var stopped error
 	for _, part := range api.SplitMachines(machines.specs) {
 		added, err := r.AddMachines(ctx, api.AddMachines{Items: part, DryRun: o.dryRun})
-		if reason := reasonOf(err); machines.name != "" && (reason == "machine-exists" || reason == "name-in-use") { // the last part may have one machine
+		if reason := reasonOf(err); machines.name != "" && (reason == "machine-exists" || reason == "name-in-use") { // a part with one machine fails as a whole
 			added.Items, err = []api.Machine{{Node: part[0].Node, Result: api.MachineFailed, Problem: err.Error()}}, nil
 		}
 		if err == nil && text {
@@ -223,22 +227,22 @@ func machineListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List machines, or handshakes with unknown keys",
-		Long: `List machines with keys of their own. The state is waiting (the machine has got no token),
-got-token (it proved its key and got a token), expired, revoked, or cloned (machines prove the
-key of a Node that is Ready, so another machine may have a copy of the key). -o wide adds the
-key, who added the machine, and its last token.
+		Long: `List machines with keys of their own. The state is waiting (no token yet), got-token (the
+machine proved its key and got a token), expired, revoked, or cloned (another machine proves the
+key of a Node that is Ready). -o wide adds the key, the user who added the machine, and its last
+token.
 
---pending lists handshakes of the last hour with a key that kubejoin did not know under this
-node name, also of machines that were added since. Anyone who reaches the server can prove a
-key of their own under any name: compare the words with those on the console of the machine
-before you add it. Each replica of a kubejoin server has these handshakes in its memory, and
-shows its own.` + remoteHelp,
+--pending lists handshakes of the last hour with keys that kubejoin did not know for this node
+name. A machine that was added meanwhile stays in this list until it gets a token. Anyone who
+reaches the server can prove a key of their own under any name. So compare the words with the
+console of the machine before you add the machine. Each replica of a kubejoin server keeps its
+own list, in memory.` + remoteHelp,
 		Example: `  kubejoin machine list
   kubejoin machine list --pending --url https://join.example.com:9443`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				if o.pending && r.server == nil {
-					return usagef("--pending: needs a kubejoin server, want --url https://HOST:PORT: a replica has the handshakes in its memory, and not on the cluster")
+					return usagef("--pending: needs a kubejoin server, want --url https://HOST:PORT: each replica keeps these handshakes in its memory")
 				}
 				if o.pending {
 					pending, err := r.server.ListPendingMachines(ctx)
@@ -313,9 +317,9 @@ func machineDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete NAME…",
 		Short: "Delete machines, so that their keys no longer let them join",
-		Long: `Delete machines, and the tokens that they got. Their keys no longer let them join, and their
-node names are free for tokens once no Node has them. Certificates stay valid: to lock out a
-machine that has joined, run 'kubejoin revoke NAME'. That also bars its key.
+		Long: `Delete machines and their last tokens. These machines can no longer join with their keys.
+Tokens can take the node names once no Node has them. Certificates stay valid: to lock out a
+machine that has joined, run 'kubejoin revoke NAME'. This also revokes its key.
 
 The command prints a line for each name. The exit code is 1 if it could not delete one of them.` + remoteHelp,
 		Example: `  kubejoin machine delete worker-7`,
@@ -363,10 +367,10 @@ func machinePrintJoinCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "print-join-command",
-		Short: "Print a script or user data with which machines join by their keys",
-		Long: `Print a script or user data with which machines join by their keys. It has no secret and can
-be the same for all machines. The machine creates its key, prints the words of the key on its
-console, and joins as soon as it was added with 'kubejoin machine add'.` + remoteHelp,
+		Short: "Print a script or user data for machines that join with their keys",
+		Long: `Print a script or user data for machines that join with their keys. It has no secret and can
+be the same for all machines. If a machine has no key, it creates one. It prints the words of
+the key on its console, and joins once you have added it with 'kubejoin machine add'.` + remoteHelp,
 		Example: `  # user data for machines whose host name is their node name
   kubejoin machine print-join-command --format cloud-config
 
@@ -501,10 +505,10 @@ func (f *machineFile) yaml(content []byte) (items []any, err error) {
 	return items, err
 }
 
-// check returns the errors in all machines that show without a cluster, and the names and keys that are given twice.
+// check returns the errors in machines that need no cluster to find, and names and keys that the file has twice.
 func (f *machineFile) check() error {
 	var problems api.InvalidFields
-	first := map[string]int{} // by name, and by key, which may be given with its words
+	first := map[string]int{} // by name, and by the words of the key
 	for i, spec := range f.specs {
 		key, err := operations.CheckMachine(spec)
 		invalid := fieldProblems(err)
@@ -528,7 +532,7 @@ func (f *machineFile) check() error {
 	return problems
 }
 
-// located names lines in an error about items. from is the number of items in earlier requests.
+// located adds the lines of the file to an error about items. from is the number of items in earlier requests.
 func (f *machineFile) located(err error, from int) error {
 	var errs []error
 	for _, p := range fieldProblems(err) {

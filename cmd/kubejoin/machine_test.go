@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// If the server refuses a later part of a file, the command must say what was added before, and name lines of the file and not
-// of the part.
+// If the server refuses a later part of a file, the command must print how many machines it has sent before, and the lines of the file.
+// Lines of the part would be wrong.
 func TestMachineAddStopsAtRefusedPart(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rack.csv")
 	text := "node,key\n"
@@ -58,7 +58,7 @@ func TestMachineAddStopsAtRefusedPart(t *testing.T) {
 	}
 }
 
-// A request with more than the limit of the server would fail.
+// A request that exceeds a limit of the server would fail.
 func TestSplitsMachinesIntoSmallRequests(t *testing.T) {
 	var all []api.MachineSpec
 	for i := range 300 {

@@ -146,7 +146,7 @@ func certificateFlags(f *pflag.FlagSet, duration *time.Duration, role, rejoin *s
 
 // propertyFlags adds the flags for the properties of Nodes, which tokens and machines have.
 func propertyFlags(f *pflag.FlagSet, labels, taints *[]string, readyAfter *string, when string) {
-	listVar(f, labels, "node-label", nil, "label that kubejoin adds to the Nodes that join so: KEY=VALUE or KEY= (repeatable; default: none)")
+	listVar(f, labels, "node-label", nil, "label that kubejoin adds to the new Nodes: KEY=VALUE or KEY= (repeatable; default: none)")
 	listVar(f, taints, "node-taint", nil, "taint that kubejoin adds, as for kubectl: KEY=VALUE:EFFECT or KEY:EFFECT (repeatable; default: none)")
 	choiceVar(f, readyAfter, "node-ready-after", "", when+"%s: keep pods off new Nodes until they have these labels and taints, or also a serving certificate (default: do not)", tokens.ReadyAfterLabels, tokens.ReadyAfterServingCertificate)
 }
