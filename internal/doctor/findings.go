@@ -82,7 +82,7 @@ var Findings = map[string]Known{
 	// nodes
 	"node-not-ready":  {Warning, "a Node has not been Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
 	"node-joining":    {Warning, "a Node has waited for 10 minutes for what its token asks for", "`kubejoin explain NODE`"},
-	"machine-cloned":  {Error, "machines prove the key of a Node that is Ready: one of them is a copy", "`kubejoin revoke NODE`"},
+	"machine-cloned":  {Error, "another machine proves the key of a Node that is Ready", "`kubejoin revoke NODE`"},
 	"machine-expired": {Warning, "a machine expired before it got a token, and keeps its name", "`kubejoin machine delete NODE`"},
 	"csr-pending":     {Warning, "a request of a kubelet has waited for 30 s", "`kubejoin explain --csr NAME`"},
 }

@@ -154,17 +154,17 @@ func checkJoining(f *Facts) []Finding {
 	return all
 }
 
-// checkMachines finds machines with keys of their own that are copied, or that expired before they joined.
+// checkMachines finds copied keys of machines, and machines that expired before they got a token.
 func checkMachines(f *Facts) []Finding {
 	var all []Finding
 	for _, node := range slices.Sorted(maps.Keys(f.Claims)) {
 		switch m := f.Claims[node].Machine; {
 		case m.Cloned(f.Time) && !m.Revoked:
 			all = append(all, found("machine-cloned", "kubejoin revoke "+safetext.Quote(node),
-				"machines prove the key of Node %s since %s, although it is Ready: one of them is a copy; the command locks out all that have the key", node, m.RefusedSince.Format(time.RFC3339)))
+				"another machine has proven the key of Node %s since %s, while the Node was Ready; the command locks out all machines with this key", node, m.RefusedSince.Format(time.RFC3339)))
 		case m.Expired(f.Time) && m.TokenID == "":
 			all = append(all, found("machine-expired", "kubejoin machine delete "+safetext.Quote(node),
-				"the machine of node %s expired at %s and never got a token, and no other machine can have its name", node, m.Expires.Format(time.RFC3339)))
+				"the machine of node %s expired at %s without a token, and no other machine can use this name", node, m.Expires.Format(time.RFC3339)))
 		}
 	}
 	return all

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// In a list of objects, each field is read or refused, too.
+// ReadRequest must read or refuse each field of the objects in a list.
 func TestReadsEachFieldOfListedObjects(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"items":[{"node":"a","key":"b"},{"node":"c"}]}`:  "",
@@ -37,7 +37,7 @@ func TestReadsEachFieldOfListedObjects(t *testing.T) {
 	}
 }
 
-// The time to describe errors grows with the square of their number.
+// The time to describe errors grows with the square of their number, so one response must describe only some of them.
 func TestDescribesFewOfManyInvalidItems(t *testing.T) {
 	var req []api.MachineSpec
 	err := web.ReadItems([]byte("["+strings.Repeat("1,", 30000)+"1]"), &req)

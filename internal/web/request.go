@@ -127,7 +127,7 @@ func readObject(body []byte, fields []requestField) (map[string]json.RawMessage,
 	return given, api.JoinInvalid(errs...)
 }
 
-// maxInvalidItems is how many invalid items of a list one error describes.
+// maxInvalidItems is the maximum number of problems in one error about a list.
 const maxInvalidItems = 20
 
 // ReadItems sets list, a pointer to a slice of structs, from a JSON list. It is as strict as [ReadRequest]. Its errors name fields

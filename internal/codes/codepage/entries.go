@@ -62,10 +62,10 @@ var reasons = []Entry{
 	{Reason, admission.ReasonKeyReused, noRejoin, "the request is for a key that has been used before", "make a new key"},
 	{Reason, admission.ReasonRejoinBudgetSpent, noRejoin, "the node has used up `--rejoin-budget`", "find out why its certificates expire, or raise the budget"},
 
-	{Reason, admission.ReasonNodeIsReady, noToken, "the Node is Ready, so its machine runs, or another machine has a copy of its key", "wait a minute after a reinstallation; if the key was copied, `kubejoin revoke NODE`"},
-	{Reason, admission.ReasonMachineExpired, noToken, "the machine was added until a time that is over", "`kubejoin machine delete NODE`, then add it again"},
-	{Reason, admission.ReasonMachineRevoked, noToken, "the node was revoked, and the key of its machine with it", "`kubejoin machine delete NODE`, then add it with a new key"},
-	{Reason, admission.ReasonMachineKeyDiffers, noToken, "another key with the same words has proven the machine", "if that was not your machine, `kubejoin machine delete NODE`, then add it with its whole key"},
+	{Reason, admission.ReasonNodeIsReady, noToken, "the Node is still Ready: its machine was just reinstalled, or another machine has a copy of its key", "wait a minute after a reinstallation; if the key was copied, `kubejoin revoke NODE`"},
+	{Reason, admission.ReasonMachineExpired, noToken, "the machine has expired", "`kubejoin machine delete NODE`, then add it again"},
+	{Reason, admission.ReasonMachineRevoked, noToken, "the node was revoked, and so was the key of its machine", "`kubejoin machine delete NODE`, then add it with a new key"},
+	{Reason, admission.ReasonMachineKeyDiffers, noToken, "the machine has another key with the same words", "if that key is not your machine's, `kubejoin machine delete NODE`, then add your machine with its whole key"},
 
 	{Reason, approval.ReasonValidation, notApproved, "the request breaks the rules of its signer, or is too large; `Failed` if someone approves, and over HTTPS `certificate-refused`", "correct the request: the message says what"},
 	{Reason, approval.ReasonNameForbidden, denied, "no kubelet may have this name or address in its serving certificate, for example `localhost`", "remove it from the machine, or set `--serving-leave-alone`"},
@@ -94,7 +94,7 @@ var reasons = []Entry{
 var states = []Entry{
 	{State, string(api.Joined), "", "the Node is Ready", "if it is not your machine, another one has the name: `kubectl get node NODE -o wide`"},
 	{State, string(api.JoinedNotReady), "", "the Node exists, and is not Ready", "`kubectl describe node NODE`"},
-	{State, string(explain.NothingArrived), "", "no request came, and the name has a live token, or a machine with its own key", "on the machine: `sh join.sh --diagnose`"},
+	{State, string(explain.NothingArrived), "", "no request came, but a live token or a machine with its own key has the name", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NothingKnown), "", "no request came, and no token is limited to the name", "on the machine: `sh join.sh --diagnose`"},
 	{State, string(explain.NoClusterInfo), "", "no request came, and without cluster-info no machine discovers the cluster", "`kubejoin doctor`"},
 	{State, string(explain.TokenUnsigned), "", "cluster-info has no signature by a usable token", "`kubejoin token list -o wide`"},

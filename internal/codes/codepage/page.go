@@ -40,6 +40,7 @@ var sections = []section{
   ` + "`kubejoin_rejoins_total`" + ` have the reason.
 - **no token for the machine**: a machine that has proven [its own key](machines.md) gets no token now. The response is
   403 ` + "`machine-refused`" + `. The log, an Event on the Node and ` + "`kubejoin_machine_proofs_total`" + ` have the reason.
+  For ` + "`NodeIsReady`" + `, kubejoin creates the Event only after two minutes, and then counts the result ` + "`cloned`" + `.
 
 Before you delete or reset anything, check the machine. ` + "`sh join.sh --diagnose`" + ` shows whether a machine has joined.
 ` + "`kubejoin explain NODE`" + ` shows whether the machine with a node name works.`},
