@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestClaimsPolicyLetsOnlyKubejoinWriteClaims applies deploy/claims-policy.yaml. It catches another writer of claims, and a
-// policy that stops kubejoin, its administrators, the deletion of the namespace, or writes of other Leases.
+// TestClaimsPolicyLetsOnlyKubejoinWriteClaims applies deploy/claims-policy.yaml. It catches writes of claims by others. It also catches
+// a policy that stops kubejoin, its administrators, the deletion of the namespace, or writes of other Leases.
 func TestClaimsPolicyLetsOnlyKubejoinWriteClaims(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{APIServerFlags: []string{"--feature-gates=CoordinatedLeaderElection=true", "--runtime-config=coordination.k8s.io/v1beta1=true"}})
@@ -131,7 +131,7 @@ func TestClaimsPolicyLetsOnlyKubejoinWriteClaims(t *testing.T) {
 	if versions == 0 {
 		t.Error("the API server serves no Leases")
 	}
-	// kube-apiserver writes the Leases of candidates, in the order of their creation.
+	// kube-apiserver writes the Leases of candidates in this order. Once it has written the second one, it has tried the first one.
 	for _, in := range []string{namespace, "default"} {
 		candidate := &coordinationv1beta1.LeaseCandidate{ObjectMeta: metav1.ObjectMeta{Name: "candidate"}, Spec: coordinationv1beta1.LeaseCandidateSpec{
 			LeaseName: "candidate", BinaryVersion: "1.0.0", EmulationVersion: "1.0.0", Strategy: coordinationv1.OldestEmulationVersion, RenewTime: new(metav1.NowMicro()),
@@ -150,7 +150,7 @@ func TestClaimsPolicyLetsOnlyKubejoinWriteClaims(t *testing.T) {
 	waitGone("the owned Lease by the garbage collector", func() error { return exists("owned") })
 	write(as("ada", "kubeadm:cluster-admins"), leases, namespace, "worker-0", allowed)
 
-	// kubejoin leads and claims, and a command releases the claim.
+	// kubejoin becomes leader and writes a claim. A command releases the claim.
 	s.Start(t)
 	for _, node := range []string{"worker-1", "worker-2"} {
 		machine := harness.AsToken(t, s.Cluster, s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID())

@@ -23,7 +23,7 @@ import (
 // A MachineKey is the key of a machine. The files contain the private and the public key in PEM.
 type MachineKey struct {
 	File, Public string
-	// ID is the key ID, as in a claim.
+	// ID is the key ID, as in claims.
 	ID  string
 	key *ecdsa.PrivateKey
 }

@@ -31,7 +31,7 @@ func refused(t *testing.T, s *harness.Site, m harness.MachineKey, name string, s
 	}
 }
 
-// machineFile writes a document with which machines join by their keys, and returns its path. It must have no secret.
+// machineFile writes a document for machines that join with their keys, and returns its path. The document must have no secret.
 func machineFile(t *testing.T, s *harness.Site, query, format string) string {
 	t.Helper()
 	status, text, err := s.Do(t.Context(), http.MethodPost, "/v1/machine/print-join-command?format="+format+query, s.Bearer(t))
@@ -73,8 +73,8 @@ func waitReady(t *testing.T, s *harness.Site, name string) *corev1.Node {
 	return node
 }
 
-// TestMachineJoinsWithItsKey has real machines whose user data has no secret: one whose key is known, one that a person lets in, one
-// whose disk is wiped. No token can take their names.
+// TestMachineJoinsWithItsKey joins real machines whose user data has no secret: with a known key, with a fingerprint from the console,
+// and again after the disk is wiped. No token can take the name of a machine.
 func TestMachineJoinsWithItsKey(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -113,7 +113,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 		}
 		node.Stop()
 
-		// The Node is deleted. The name is still the machine's.
+		// After the Node is deleted, the machine still holds the name.
 		must.OK(t, s.Client().CoreV1().Nodes().Delete(t.Context(), "known", metav1.DeleteOptions{}))
 		harness.Wait(t, "the release of the claim", func() error {
 			if claims := s.CLI(t, "claim", "list", "-o", "json"); !strings.Contains(claims, `"token": ""`) {
@@ -137,7 +137,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 		waitJoined(t, s, node, true, 72*time.Hour)
 		waitReady(t, s, "known")
 
-		// A revoked machine does not come back, and neither does a deleted one.
+		// Neither a revoked machine nor a deleted one can join again.
 		if stdout, stderr, code := s.RunKubejoin(t, "revoke", "known"); code != 0 || !strings.Contains(stderr, "kubejoin machine delete known") {
 			t.Errorf("got exit code %d, %s%s, want a warning that names the machine", code, stdout, stderr)
 		}
@@ -177,7 +177,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 		format string
 		boot   func(t *testing.T, file string) []string
 	}{"worker-8": {"cloud-config", cloudInit}, "worker-9": {"ignition", ignite}} {
-		t.Run("let in by a person, "+user.format, func(t *testing.T) {
+		t.Run("fingerprint on the console, "+user.format, func(t *testing.T) {
 			t.Parallel()
 			node := must.Value(s.Boot(name, true, user.boot(t, machineFile(t, s, "&node="+name, user.format))...))(t)
 			words := ""
@@ -215,7 +215,7 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 	})
 }
 
-// joinsWithKey lets a machine join with a key of its own, where kubejoin has no Leases. After its disk was wiped, it joins again.
+// joinsWithKey joins a machine with a key of its own, at a kubejoin without Leases. The machine joins again after its disk is wiped.
 func joinsWithKey(t *testing.T, s *harness.Site) {
 	t.Helper()
 	key := harness.NewMachineKey(t, s.WorkDir, "machine-1")
@@ -232,7 +232,7 @@ func joinsWithKey(t *testing.T, s *harness.Site) {
 	refused(t, s, key, "another", http.StatusUnauthorized, "knows no machine another with this key")
 }
 
-// TestCopyOfKeyIsReported has two machines with one key for two minutes.
+// TestCopyOfKeyIsReported proves one key from two machines for two minutes.
 func TestCopyOfKeyIsReported(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)

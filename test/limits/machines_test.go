@@ -35,8 +35,8 @@ func tokenOf(t *testing.T, s *harness.Site, configuration string) string {
 	return s.ParseToken(t, c.Discovery.BootstrapToken.Token).ID()
 }
 
-// TestRackJoinsWithKeys adds a rack by CSV. All its machines prove their keys at the same moment, and request certificates as kubelets do.
-// A machine gets neither the name of another one, nor does a token.
+// TestRackJoinsWithKeys adds the machines of a rack from CSV. All machines prove their keys at the same moment, and request certificates
+// as kubelets do. Neither another machine nor a token can take the name of a machine.
 func TestRackJoinsWithKeys(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
@@ -70,7 +70,7 @@ func TestRackJoinsWithKeys(t *testing.T) {
 		})
 	}
 	joining.Wait()
-	// The first machine tries the name of the second one, and a token without limits tries it, too.
+	// The first machine and a token without limits try to take the name of the second machine.
 	stranger := s.CreateToken(t, tokens.Limits{})
 	for by, id := range map[string]string{"machine": ids[0], "stranger": stranger.ID()} {
 		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), "by-"+by, certificates.KubeAPIServerClientKubeletSignerName, name(1)))
