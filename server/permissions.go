@@ -123,8 +123,8 @@ type extraPermission struct {
 }
 
 // extraPermissions returns the extra permissions that a new token needs. If of is machines, it returns those that a machine with the
-// limits of r needs. A token needs none if its expiration and node limit are within the Limits, and it has only the default group, no
-// role and no Node to replace. Its Nodes must get no labels and taints. lifetime is the field of the request that says when it expires.
+// limits of r needs. A token needs none if its expiration and node limit are within the Limits, and it has only the default group. It
+// must have no role, no Node to replace, and no labels or taints. lifetime is the field of the request with the expiration.
 func (l Limits) extraPermissions(of string, r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {

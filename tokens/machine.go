@@ -45,8 +45,8 @@ type Machine struct {
 	Joined bool `json:"joined,omitempty"`
 	// Revoked means that kubejoin refuses the key, because the node was revoked.
 	Revoked bool `json:"revoked,omitempty"`
-	// RefusedSince and RefusedLast are the first and the last time of a period in which kubejoin refused proofs because the Node
-	// was Ready, in whole seconds. The last refusal may be up to a minute later than RefusedLast.
+	// RefusedSince and RefusedLast are the first and the last time, in whole seconds, when kubejoin refused proofs because the
+	// Node was Ready. The last refusal may be up to a minute later than RefusedLast.
 	RefusedSince time.Time `json:"refusedSince,omitzero"`
 	RefusedLast  time.Time `json:"refusedLast,omitzero"`
 }

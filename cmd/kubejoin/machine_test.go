@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// If the server refuses a later part of a file, the command must print how many machines it has sent before, and the lines of the file.
-// Lines of the part would be wrong.
+// If the server refuses a later part of a file, the command must print how many machines it has sent before. Its line numbers must be
+// those of the file, not of the part.
 func TestMachineAddStopsAtRefusedPart(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rack.csv")
 	text := "node,key\n"
