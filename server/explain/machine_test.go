@@ -50,7 +50,7 @@ func TestExplainsMachine(t *testing.T) {
 		},
 		"has an ended token, and another one exists": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: []tokens.Record{token(t, "bbbbbb", forNames(name))}}, state: explain.NothingArrived,
-			sentence: nobody + "; token abcdef of its machine has ended; start its script again, which proves the key again",
+			sentence: nobody + "; token abcdef of its machine was deleted or has expired; run the join script on the machine again",
 		},
 		"tokens unread": {
 			facts: explain.Facts{Machine: machine(nil), ClusterInfo: info(t, ca), Unread: []api.UnreadFact{{Fact: explain.FactTokens}}}, state: explain.NothingKnown,
