@@ -120,7 +120,7 @@ func TestMachineProofFailsHalfway(t *testing.T) {
 		}},
 		"another proof": {status: 503, fault: func(t *testing.T, s *site) storetest.Faulty {
 			return storetest.Before(func() error {
-				s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID = "abcdef" })
+				s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID, m.TokenUID = "abcdef", "uid" })
 				return nil
 			}, "Claims.Update")
 		}},
@@ -131,7 +131,7 @@ func TestMachineProofFailsHalfway(t *testing.T) {
 			return storetest.Fail(errAway, "Store.Delete")
 		}},
 		"earlier token gone": {status: 200, tokens: 1, fault: func(t *testing.T, s *site) storetest.Faulty {
-			s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID = "abcdef" })
+			s.changeMachine(t, "worker-1", func(m *tokens.Machine) { m.TokenID, m.TokenUID = "abcdef", "uid" })
 			return storetest.Fail(errAway, "none")
 		}},
 		"deleted by another replica": {status: 401, pending: 1, fault: func(t *testing.T, s *site) storetest.Faulty {

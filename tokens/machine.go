@@ -136,7 +136,7 @@ func (m Machine) check(node string) error {
 	if err := m.limits(node).Check(); err != nil {
 		return &FieldError{"machine", err}
 	}
-	if !isShortWord(m.TokenUID) || m.TokenID != "" && CheckID(m.TokenID) != nil || len(m.By) > MaxMachineBy {
+	if !isShortWord(m.TokenUID) || (m.TokenID == "") != (m.TokenUID == "") || m.TokenID != "" && CheckID(m.TokenID) != nil || len(m.By) > MaxMachineBy {
 		return fieldErrorf("machine", "want a token ID, a UID of at most %d bytes, and a user of at most %d", maxWord, MaxMachineBy)
 	}
 	for _, at := range []time.Time{m.Added, m.Expires, m.RefusedSince, m.RefusedLast} {

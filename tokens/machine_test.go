@@ -71,6 +71,7 @@ func TestClaimChecksItsMachine(t *testing.T) {
 		"key":         func(m *tokens.Machine) { m.Key = "sha256:00" },
 		"role":        func(m *tokens.Machine) { m.Role = "x" },
 		"token ID":    func(m *tokens.Machine) { m.TokenID = "x" },
+		"only an ID":  func(m *tokens.Machine) { m.TokenUID = "" },
 		"token UID":   func(m *tokens.Machine) { m.TokenUID = strings.Repeat("a", 1000) },
 		"user":        func(m *tokens.Machine) { m.By += "a" },
 		"nanoseconds": func(m *tokens.Machine) { m.Added = time.Unix(1e9, 1) },
