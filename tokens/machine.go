@@ -109,7 +109,7 @@ func (m Machine) Refused(now time.Time) Machine {
 
 // Cloned reports whether, at now, another machine has proven the key of a Node that is Ready for at least [CloneAfter].
 func (m Machine) Cloned(now time.Time) bool {
-	return now.Sub(m.RefusedSince) >= CloneAfter && now.Sub(m.RefusedLast) <= cloneRecent
+	return m.RefusedLast.Sub(m.RefusedSince) >= CloneAfter && now.Sub(m.RefusedLast) <= cloneRecent
 }
 
 // Same reports whether m and n allow the same machine with the same limits. It ignores their proofs, and who added them when.

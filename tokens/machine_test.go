@@ -85,3 +85,17 @@ func TestClaimChecksItsMachine(t *testing.T) {
 		}
 	}
 }
+
+// Catches one proof of a machine whose Node was still Ready that counts as a copy of its key two minutes later.
+func TestOneProofIsNoClone(t *testing.T) {
+	now := time.Now()
+	m := tokens.Machine{}.Refused(now)
+	for after := range 8 {
+		if m.Cloned(now.Add(time.Duration(after) * time.Minute)) {
+			t.Errorf("%d min after one proof: a clone is reported", after)
+		}
+	}
+	if again := m.Refused(now.Add(tokens.CloneAfter)); !again.Cloned(now.Add(tokens.CloneAfter)) {
+		t.Errorf("got %+v, want a clone after two minutes of proofs", again)
+	}
+}
