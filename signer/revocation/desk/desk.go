@@ -203,9 +203,10 @@ func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (re
 		}
 		e, err = d.Guard.Undo(ctx, key)
 	}
-	if errors.Is(err, revocation.ErrNotFound) && !dryRun { // the entry failed or has ended, but the key of a machine is still barred
-		if m, err := d.bar(ctx, Order{}, string(key), false); err == nil && m.Revoked {
-			return revocation.Entry{Node: string(key)}, nil
+	if errors.Is(err, revocation.ErrNotFound) && tokens.CheckNodeName(string(key)) == nil {
+		// A revocation that failed, or has ended, may have left the key of a machine barred.
+		if m, err := d.bar(ctx, Order{DryRun: dryRun}, string(key), false); err != nil || m.Revoked {
+			return revocation.Entry{Node: string(key)}, err
 		}
 	}
 	switch {
@@ -443,6 +444,7 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 // bar bars the key of a node's machine: the machine then gets no token, and cannot use its present token. Without revoked, bar
 // allows the key again. If the order names a token, bar changes only the machine that got this token last. It also changes a machine
 // that joined with this token, if the token was for one node. bar returns the machine before the change; zero if it changes none.
+// A dry run changes nothing.
 func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (before tokens.Machine, err error) {
 	for range endAttempts {
 		var c tokens.Claim
@@ -452,7 +454,7 @@ func (d *Revoker) bar(ctx context.Context, r Order, node string, revoked bool) (
 		if errors.Is(err, tokens.ErrNotFound) || err == nil && (c.Machine.IsZero() || r.TokenID != "" && r.TokenID != c.Machine.TokenID && !(r.TokenID == c.TokenID && c.Limits.NodeLimit() == 1)) {
 			return tokens.Machine{}, nil
 		}
-		if err == nil && c.Machine.Revoked != revoked {
+		if err == nil && c.Machine.Revoked != revoked && !r.DryRun {
 			after := c.Clone()
 			after.Machine.Revoked = revoked
 			_, err = tokens.CommitClaim(ctx, d.Claims, c, after)

@@ -294,10 +294,23 @@ func TestUndoAllowsKeyAfterFailedRevoke(t *testing.T) {
 		}
 		s.Guard.Store = works
 		key := must.Value(revocation.NodeKey("worker-1"))(t)
+		claims := s.Claims
+		s.Claims = storetest.Fail(errAway).Claims(claims)
+		refusal := (*tokens.Refusal)(nil)
+		if _, err := s.Undo(t.Context(), key, false); !errors.As(err, &refusal) || refusal.Reason == desk.NotRevoked {
+			t.Errorf("claims unreadable: got %v, want another reason than %s", err, desk.NotRevoked)
+		}
+		s.Claims = claims
+		must.Value(s.Undo(t.Context(), key, true))(t)
+		s.wantBarred(t, "worker-1", true)
 		must.Value(s.Undo(t.Context(), key, false))(t)
 		s.wantBarred(t, "worker-1", false)
-		if _, err := s.Undo(t.Context(), key, false); err == nil {
-			t.Error("undone twice")
+		if _, err := s.Undo(t.Context(), key, false); !errors.As(err, &refusal) || refusal.Reason != desk.NotRevoked {
+			t.Errorf("undone twice: got %v, want %s", err, desk.NotRevoked)
+		}
+		s.Claims = storetest.Fail(errAway).Claims(claims)
+		if _, err := s.Undo(t.Context(), revocationtest.Fingerprint(1).Key(), false); !errors.As(err, &refusal) || refusal.Reason != desk.NotRevoked {
+			t.Errorf("a certificate: got %v, want %s", err, desk.NotRevoked)
 		}
 	})
 }
