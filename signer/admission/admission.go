@@ -185,7 +185,7 @@ func (n *Nodes) Admit(ctx context.Context, checked CheckedRequest) (*Admitted, e
 	n.once.Do(n.start)
 	a, err := n.admit(ctx, checked.request)
 	if err != nil {
-		return nil, err
+		return nil, n.remedy(ctx, checked.request, err)
 	}
 	return &a, nil
 }

@@ -50,7 +50,7 @@ func planRenewal(f facts, r approval.Request) plan {
 		p.admitted.Duration = c.Remaining().CertificateDuration
 	case !c.Past.Active(f.now):
 	case !f.nodes:
-		p.err = approval.RefuseFor(ReasonNodeNameReleased, "the claim on node name %s was released, so its certificate cannot be renewed; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", c.Node, c.Node)
+		p.err = refuseToken(ReasonNodeNameReleased, joinAgain+"--max-nodes 1 --node-name "+c.Node, "the claim on node name %s was released, so its certificate cannot be renewed", c.Node)
 	case c.Past.CertificateDuration > 0 || c.Past.Node != (tokens.NodeProperties{}):
 		c.Past = c.Past.Renewed(f.now)
 		p.admitted.Duration = c.Past.CertificateDuration
@@ -58,12 +58,15 @@ func planRenewal(f facts, r approval.Request) plan {
 	return p
 }
 
+// joinAgain begins the remedy of a node whose certificate does not help it.
+const joinAgain = "to let the machine join again: kubejoin token create "
+
 // provesNode returns an [*approval.Error] unless the claim of the node has the key of the proof. by is the fingerprint of the
 // certificate of the proof; empty if it is not known.
 func (f facts) provesNode(proof approval.Rejoin, by string) error {
 	c, i, node := f.claim, f.claim.Identity, f.claim.Node
 	refuse := func(reason, format string, args ...any) error {
-		return approval.RefuseFor(reason, format+"; to let the machine join again: kubejoin token create --replace-node %s", append(args, node)...)
+		return refuseToken(reason, joinAgain+"--replace-node "+node, format, args...)
 	}
 	bound := proof.NotAfter.IsZero()
 	_, current := authenticated(i, &proof, by)
@@ -83,7 +86,7 @@ func (f facts) provesNode(proof approval.Rejoin, by string) error {
 	case !f.now.Before(i.NotAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the last certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, i.NotAfter.UTC().Format(time.RFC3339), f.window)
 	case f.nodes && f.nodeUID == "":
-		return approval.RefuseFor(ReasonNodeNotFound, "Node %s does not exist: it was deleted; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", node, node)
+		return refuseToken(ReasonNodeNotFound, joinAgain+"--max-nodes 1 --node-name "+node, "Node %s does not exist: it was deleted", node)
 	case f.nodes && i.NodeUID == "":
 		return approval.RefuseFor(ReasonNodeReplaced, "kubejoin has not stored the UID of Node %s yet; retry in a minute", node)
 	case f.nodes && i.NodeUID != f.nodeUID:
@@ -109,8 +112,8 @@ func planRejoin(f facts, r approval.Request) plan {
 	default:
 		i.Rejoins = slices.DeleteFunc(slices.Clone(i.Rejoins), func(at time.Time) bool { return !at.Add(f.window).After(f.now) })
 		if len(i.Rejoins) >= f.budget {
-			p.err = approval.RefuseFor(ReasonRejoinBudgetSpent, "node %s has rejoined %d times within %s (--rejoin-budget %d); to let the machine join again: kubejoin token create --replace-node %s",
-				node, len(i.Rejoins), f.window, f.budget, node)
+			p.err = refuseToken(ReasonRejoinBudgetSpent, joinAgain+"--replace-node "+node, "node %s has rejoined %d times within %s (--rejoin-budget %d)",
+				node, len(i.Rejoins), f.window, f.budget)
 		}
 		i.Rejoins = append(i.Rejoins, f.now.UTC().Truncate(time.Second))
 	}

@@ -232,7 +232,7 @@ func (n *Nodes) token(ctx context.Context, id string, cached bool, all []*bid) (
 	}
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
-		return t, approval.RefuseFor(ReasonTokenRevoked, "token %.6s does not exist: it was deleted or has expired; create another one: kubejoin token create", id)
+		return t, refuseToken(ReasonTokenRevoked, another, "token %.6s does not exist: it was deleted or has expired", id)
 	case err != nil:
 		return t, fmt.Errorf("token %s: %w", id, err)
 	case t.stored.Problem != nil || t.stored.Limits.Problem != nil:

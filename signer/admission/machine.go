@@ -131,3 +131,21 @@ func (a *Admitted) Evidence() []string {
 func refuseMachine(node string) error {
 	return approval.RefuseFor(ReasonNodeNameClaimed, "node name %s belongs to a machine with a key of its own; to give the name to another machine: kubejoin machine delete %s", node, node)
 }
+
+// remedy returns a refusal that a machine can do something about, in place of one whose remedy is another token. It reads the cache,
+// because the request is refused in any case.
+func (n *Nodes) remedy(ctx context.Context, r approval.Request, err error) error {
+	e, found := errors.AsType[needsToken](err)
+	if !found {
+		return err
+	}
+	node, _ := nodeOf(r)
+	c, readErr := n.claim(ctx, node, tokens.Cached)
+	switch id := tokens.IDOfUser(r.User); {
+	case readErr != nil || c.Machine.IsZero():
+		return err
+	case !isOwn(r) && (id == "" || id != c.Machine.TokenID):
+		return refuseMachine(node)
+	}
+	return approval.RefuseFor(e.reason, "%s; run the join script of its machine again, which proves its key; if the machine has joined, with --diagnose", e.what)
+}

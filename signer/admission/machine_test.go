@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -190,5 +191,48 @@ func TestNoTokenTakesNameOfMachineWithoutNode(t *testing.T) {
 		}
 		again := c.proofToken(t, "w")
 		c.mustAdmit(t, firstRequest(t, bootstrapUser(again.Token), "w", nil))
+	}
+}
+
+// Catches a refusal that asks for another token, although none can take the name of a machine.
+func TestRefusalForMachineAsksForNoToken(t *testing.T) {
+	for name, test := range map[string]struct {
+		limits tokens.Limits                 // of another token, if there are any
+		change func(*cluster, tokens.Record) // of the token
+		user   string
+		rejoin *approval.Rejoin
+		reason string
+	}{
+		"own token expired": {change: func(c *cluster, r tokens.Record) {
+			c.editToken(r.Token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+		}, reason: admission.ReasonTokenExpired},
+		"own token deleted":     {change: func(c *cluster, r tokens.Record) { delete(c.records, r.Token.ID()) }, reason: admission.ReasonTokenRevoked},
+		"Node registered since": {change: func(c *cluster, _ tokens.Record) { c.node("w") }, reason: admission.ReasonNodeExists},
+		"another token expired": {limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, r tokens.Record) {
+			c.editToken(r.Token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+		}, reason: admission.ReasonNodeNameClaimed},
+		"another token for another name": {limits: tokens.Limits{MaxNodes: 1, NodeNames: []string{"v"}}, reason: admission.ReasonNodeNameClaimed},
+		"rejoin":                         {user: tokens.NodeUserPrefix + "w", rejoin: &approval.Rejoin{Key: machineKey}, reason: admission.ReasonRejoinOff},
+	} {
+		c := newCluster()
+		c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
+		r := c.proofToken(t, "w")
+		says := "run the join script of its machine again"
+		if !test.limits.IsZero() {
+			r, says = c.records[c.createToken(test.limits).ID()], "kubejoin machine delete w"
+		}
+		if test.change != nil {
+			test.change(c, r)
+		}
+		c.refreshCaches()
+		asked := firstRequest(t, bootstrapUser(r.Token), "w", nil)
+		if test.rejoin != nil {
+			asked.User, asked.Groups, asked.Rejoin = test.user, []string{tokens.NodesGroup}, test.rejoin
+		}
+		_, err := admit(t.Context(), c.admission(), asked)
+		no := approval.Refused(err)
+		if no == nil || no.Reason != test.reason || strings.Contains(no.Message, "kubejoin token create") || !strings.Contains(no.Message, says) {
+			t.Errorf("%s: got %v, want %s and %q", name, err, test.reason, says)
+		}
 	}
 }

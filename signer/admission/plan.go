@@ -127,7 +127,7 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 		p.err = refuseClaimed(claim)
 	case replaces && (claim.ReadyAgain || f.ready != "" && f.ready != claim.ReadyBefore):
 		p.next.ReadyAgain = true // never reset, even if the Node changes again
-		p.err = approval.RefuseFor(ReasonNodeExists, "another machine has already replaced Node %s and became Ready; to replace it again: kubejoin token create --replace-node %s", node, node)
+		p.err = refuseToken(ReasonNodeExists, "to replace it again: kubejoin token create --replace-node "+node, "another machine has already replaced Node %s and became Ready", node)
 	case !claim.HasKey(key) && len(claim.Keys) >= tokens.MaxKeys:
 		p.err = approval.RefuseFor(ReasonTooManyKeys, "node name %s was already requested with token %s and %d other keys, but no Node has registered; if only one machine uses this name: kubejoin claim release %s",
 			node, id, len(claim.Keys), node)
@@ -253,12 +253,12 @@ func (f facts) replaces(ref tokens.NodeRef) (bool, error) {
 	case ref == tokens.NodeRef{Name: node, UID: f.nodeUID}:
 		return true, nil
 	case ref.Name == node:
-		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
-			node, ref.UID, f.nodeUID, node)
+		return false, refuseToken(ReasonNodeReplaced, "create another token: kubejoin token create --replace-node "+node,
+			"the token may replace Node %s with UID %s, but this Node now has UID %s", node, ref.UID, f.nodeUID)
 	case f.existing:
 		return false, nil
 	}
-	return false, approval.RefuseFor(ReasonNodeExists, "Node %s already exists; to replace its machine: kubejoin token create --replace-node %s; if its machine no longer exists: kubectl delete node %s", node, node, node)
+	return false, refuseToken(ReasonNodeExists, fmt.Sprintf("to replace its machine: kubejoin token create --replace-node %s; if its machine no longer exists: kubectl delete node %[1]s", node), "Node %s already exists", node)
 }
 
 // allows refuses a request that the token does not allow, or has no slot for.
@@ -272,7 +272,7 @@ func (r rules) allows(record tokens.Record, b bid) error {
 	case err != nil:
 		return err
 	case most > 0 && len(record.Nodes) > most:
-		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes%s and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, most, byRule(record.Limits, "max-nodes"), len(record.Nodes), b.node)
+		return refuseToken(ReasonTokenSpent, anotherFor(b.node), "token %s allows %d nodes%s and counts %d", id, most, byRule(record.Limits, "max-nodes"), len(record.Nodes))
 	case record.Spent() && !slices.Contains(record.Nodes, b.node):
 		return refuseSpent(record, b.node)
 	}
@@ -284,7 +284,7 @@ func (r rules) check(record tokens.Record, asked approval.Request, node string) 
 	id := record.Token.ID()
 	switch l := record.Limits; {
 	case record.Expired(r.now):
-		return approval.RefuseFor(ReasonTokenExpired, "token %s expired at %s; create another one: kubejoin token create", id, record.Expires.UTC().Format(time.RFC3339))
+		return refuseToken(ReasonTokenExpired, another, "token %s expired at %s", id, record.Expires.UTC().Format(time.RFC3339))
 	case record.Problem != nil:
 		return approval.RefuseFor(ReasonTokenRevoked, "token %s is malformed: %v", id, record.Problem)
 	case !record.Authentication:
@@ -314,7 +314,7 @@ func refuseName(l tokens.Limits, id, node string) error {
 	if rule != "" {
 		return approval.RefuseFor(ReasonNodeNameNotAllowed, "rule %s of --token-limits does not allow node name %s with token %s, only %s; give the machine another name, or change the rule", rule, node, id, allowed)
 	}
-	return approval.RefuseFor(ReasonNodeNameNotAllowed, "token %s does not allow node name %s, only %s; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, node, allowed, node)
+	return refuseToken(ReasonNodeNameNotAllowed, anotherFor(node), "token %s does not allow node name %s, only %s", id, node, allowed)
 }
 
 // byRule names the rule that sets a limit; it is empty if the token does.
@@ -331,7 +331,7 @@ func refuseSpent(record tokens.Record, node string) error {
 	if most == 1 && len(record.Nodes) == 1 {
 		nodes, joined = "node", record.Nodes[0]+" has"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "token %s is spent: it allows %d %s%s, and %s joined with it; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, nodes, byRule(record.Limits, "max-nodes"), joined, node)
+	return refuseToken(ReasonTokenSpent, anotherFor(node), "token %s is spent: it allows %d %s%s, and %s joined with it", record.Token.ID(), most, nodes, byRule(record.Limits, "max-nodes"), joined)
 }
 
 func (r rules) isReserved(node string) bool {
@@ -339,7 +339,7 @@ func (r rules) isReserved(node string) bool {
 }
 
 func refuseReserved(node string) error {
-	return approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; create a token for it: kubejoin token create --role control-plane --max-nodes 1 --node-name %s", node, node)
+	return refuseToken(ReasonNodeNameReserved, "create a token for it: kubejoin token create --role control-plane --max-nodes 1 --node-name "+node, "node name %s is reserved for the control plane", node)
 }
 
 func refuseJoined(id, node string, replaces bool) error {
@@ -347,7 +347,27 @@ func refuseJoined(id, node string, replaces bool) error {
 	if replaces {
 		flag = "--replace-node"
 	}
-	return approval.RefuseFor(ReasonTokenSpent, "node %s has already joined with token %s, and its Node or claim was deleted since; create another token: kubejoin token create %s %s", node, id, flag, node)
+	return refuseToken(ReasonTokenSpent, "create another token: kubejoin token create "+flag+" "+node, "node %s has already joined with token %s, and its Node or claim was deleted since", node, id)
+}
+
+// another is the remedy of a token that no longer works, and anotherFor that for one node name.
+const another = "create another one: kubejoin token create"
+
+func anotherFor(node string) string { return another + " --max-nodes 1 --node-name " + node }
+
+// A needsToken is a refusal whose remedy is another token.
+type needsToken struct {
+	error        // the [*approval.Error], with its remedy
+	reason, what string
+}
+
+func (e needsToken) Unwrap() error { return e.error }
+
+// refuseToken is [approval.RefuseFor] with a remedy. It is for another token, which cannot take the name of a machine: see
+// [Nodes.remedy].
+func refuseToken(reason, remedy, format string, args ...any) error {
+	what := approval.RefuseFor(reason, format, args...).Error()
+	return needsToken{approval.RefuseFor(reason, "%s; %s", what, remedy), reason, what}
 }
 
 func refuseClaimed(c tokens.Claim) error {
