@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
@@ -28,6 +29,9 @@ func (v *view) unproven(nobody string) bool {
 	return true
 }
 
+// needToken are the states in which a machine needs another token.
+var needToken = []api.NodeState{TokenSpent, TokenExpired, TokenRevoked, TokenReplaced, TokenUnknown, TokenLimitsMalformed, NodeExists, NodeReplaced, Claimed}
+
 // machine adds the last token of a machine with a key of its own, or why the machine gets no token.
 func (v *view) machine() {
 	m, ready := v.Machine, v.Object != nil && v.Object.Ready == "True"
@@ -49,6 +53,9 @@ func (v *view) machine() {
 			if r.UID == m.TokenUID {
 				v.e.Sentence += fmt.Sprintf("; its machine proved its key and got token %s %s", m.TokenID, ago(r.Created, v.now))
 			}
+		}
+		if slices.Contains(needToken, v.e.State) && !strings.Contains(v.e.Sentence, "script") {
+			v.e.Sentence += "; start its script again, which proves the key again"
 		}
 	}
 }

@@ -102,7 +102,16 @@ func TestExplainsMachine(t *testing.T) {
 			facts: explain.Facts{Machine: machine(nil), Requests: []api.RequestEvidence{request(bootstrap)}, Unread: []api.UnreadFact{{Fact: explain.FactTokens}}}, state: explain.NotApproved,
 			next: []string{"kubejoin explain --csr csr-1", "kubectl certificate approve csr-1"},
 		},
-		"token deleted": {facts: explain.Facts{Machine: machine(nil), Requests: []api.RequestEvidence{request(bootstrap)}}, state: explain.TokenUnknown, sentence: "its token abcdef no longer exists"},
+		"token deleted": {facts: explain.Facts{Machine: machine(nil), Requests: []api.RequestEvidence{request(bootstrap)}}, state: explain.TokenUnknown, sentence: "its token abcdef no longer exists; start its script again, which proves the key again"},
+		"token expired, undecided": {
+			facts: explain.Facts{Machine: machine(nil), Tokens: gone, Requests: []api.RequestEvidence{request(bootstrap)}}, state: explain.TokenExpired,
+			sentence: "; start its script again, which proves the key again",
+		},
+		"Node exists": {
+			facts: explain.Facts{Machine: machine(nil), Tokens: all, Requests: []api.RequestEvidence{request(bootstrap)}, Object: node("False", "")}, state: explain.NodeExists,
+			sentence: "; start its script again, which proves the key again",
+		},
+		"claimed": {facts: explain.Facts{Machine: machine(nil), Tokens: all, Claim: claim("abcdef")}, state: explain.Claimed, sentence: "; start its script again, which proves the key again"},
 	} {
 		c.facts.Node = name
 		if e := explain.Explain(c.facts, now); e.State != c.state || !strings.Contains(e.Sentence, c.sentence) || strings.HasPrefix(c.sentence, nobody) && e.Sentence != name+": "+c.sentence || !slices.Equal(e.Next, c.next) {
