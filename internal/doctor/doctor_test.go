@@ -626,6 +626,11 @@ var diagnoses = map[string]struct {
 		c := &f.Nodes[0].Status.Conditions[0]
 		c.Status, c.Reason = corev1.ConditionUnknown, "NodeStatusUnknown"
 	}, []string{"node-not-ready: --replace-node worker-1"}},
+	"Node not Ready of a machine": {func(_ *testing.T, f *Facts) {
+		c := &f.Nodes[0].Status.Conditions[0]
+		c.Status, c.Reason = corev1.ConditionUnknown, "NodeStatusUnknown"
+		f.Claims = map[string]tokens.Claim{"worker-1": {Node: "worker-1", Machine: tokens.Machine{Key: "k"}}} // no token can replace it
+	}, []string{"node-not-ready: kubejoin explain worker-1"}},
 	"Node not Ready yet": {func(_ *testing.T, f *Facts) {
 		c := &f.Nodes[0].Status.Conditions[0]
 		c.Status, c.LastTransitionTime.Time = corev1.ConditionFalse, noon.Add(-time.Minute)

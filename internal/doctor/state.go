@@ -117,6 +117,11 @@ func checkNodes(f *Facts) []Finding {
 		if ready || f.Time.Sub(since) < notReadyFor {
 			continue
 		}
+		if !f.Claims[node.Name].Machine.IsZero() { // no token can replace it
+			all = append(all, found("node-not-ready", "kubejoin explain "+safetext.Quote(node.Name),
+				"Node %s is not Ready since %s (%s): its machine joins again with its key, if its join script runs on a new disk", node.Name, since.UTC().Format(time.RFC3339), why))
+			continue
+		}
 		all = append(all, found("node-not-ready", "kubejoin token create --replace-node "+safetext.Quote(node.Name)+" --print-join-command",
 			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or if its machine is gone, delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
 	}
