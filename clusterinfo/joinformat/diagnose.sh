@@ -224,7 +224,9 @@ check_cluster() {
     }
     report ok cluster-info "$endpoint returns it"
     [ -s "$tmp/ca.crt" ] || {
-        report error pin "the CA of $endpoint has the pin$found, want $pins: it is another cluster or a man in the middle" 'on the cluster, run: kubejoin token create --print-join-command --format script'
+#token         document='kubejoin token create --print-join-command --format script'
+#machine         document="kubejoin machine print-join-command --endpoint $endpoint"
+        report error pin "the CA of $endpoint has the pin$found, want $pins: it is another cluster or a man in the middle" "on the cluster, run: $document"
         return
     }
     report ok pin 'a CA in cluster-info has the pin of this script'
@@ -488,7 +490,9 @@ check_kubelet() {
     expired=
     if openssl x509 -in "$current" -noout 2>/dev/null && ! openssl x509 -in "$current" -noout -checkend 0 >/dev/null; then
         expired=yes
-        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "run 'kubejoin rejoin', or on the cluster: kubejoin token create --replace-node $node"
+#token         otherwise="on the cluster: kubejoin token create --replace-node $node"
+#machine         otherwise='do what the line leftovers says, and run this script again'
+        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "run 'kubejoin rejoin', or $otherwise"
     else
         report ok kubelet-certificate 'it has not expired, or there is none'
     fi

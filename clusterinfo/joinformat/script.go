@@ -86,7 +86,8 @@ func (j Join) script(diagnosis string) (_ []byte, err error) {
 }
 
 // noDiagnosis replaces --diagnose in user data.
-const noDiagnosis = "diagnose() { die 1 'user data has no room for --diagnose: on the cluster, run kubejoin token create --print-join-command --format script, and run that script here'; }\n"
+const noDiagnosis = "#token diagnose() { die 1 'user data has no room for --diagnose: on the cluster, run kubejoin token create --print-join-command --format script, and run that script here'; }\n" +
+	"#machine diagnose() { die 1 \"user data has no room for --diagnose: on the cluster, run: kubejoin machine print-join-command --endpoint $endpoint; and run that script here\"; }\n"
 
 // userData returns the script without --diagnose, in the form that both cloud-config and Ignition accept. EC2 limits
 // user data to 16 KiB, and other tools add their own data, so a document of kubejoin has at most 12 KiB.

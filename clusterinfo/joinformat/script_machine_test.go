@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
@@ -616,5 +618,41 @@ func TestMachineOptions(t *testing.T) {
 	other := newMachine(t, example(t))
 	if output, code := other.run(t, "--key", m.file("a")); code != 2 || !strings.Contains(output, "--key: unknown option") {
 		t.Errorf("script with a token: got exit code %d:\n%s", code, output)
+	}
+}
+
+// Catches a diagnosis of a machine with a key that asks for a token, which cannot take the name of the machine.
+func TestMachineDiagnosisAsksForNoToken(t *testing.T) {
+	t.Parallel()
+	s := serveMachines(t)
+	other := s.join
+	ca := certtest.CA(t, "another")
+	other.CAs = []*x509.Certificate{ca.Leaf}
+	remedy := "on the cluster, run: kubejoin machine print-join-command --endpoint " + s.join.Endpoint
+	for name, test := range map[string]struct {
+		join joinformat.Join
+		do   func(*machine)
+		want string
+	}{
+		"another pin": {join: other, want: remedy},
+		"user data": {join: s.join, do: func(m *machine) {
+			_, data, _ := strings.Cut(string(must.Value(s.join.CloudConfig())(t)), "content: ")
+			data, _, _ = strings.Cut(data, "\n")
+			m.write(t, "join.sh", gunzip(t, data))
+		}, want: remedy},
+		"expired certificate": {join: s.join, do: func(m *machine) {
+			old := certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-7"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)}, ca)
+			must.OK(t, os.MkdirAll(m.file("root/var/lib/kubelet/pki"), 0o700))
+			m.write(t, "root/var/lib/kubelet/pki/kubelet-client-current.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: old.Certificate[0]})))
+		}, want: "run 'kubejoin rejoin', or do what the line leftovers says, and run this script again"},
+	} {
+		m := s.machine(t, test.join)
+		m.env = append(m.env, "KUBEJOIN_ROOT="+m.file("root"))
+		if test.do != nil {
+			test.do(m)
+		}
+		if output, _ := m.run(t, "--diagnose"); !strings.Contains(output, test.want) || strings.Contains(output, "kubejoin token create") {
+			t.Errorf("%s: want %q in\n%s", name, test.want, output)
+		}
 	}
 }

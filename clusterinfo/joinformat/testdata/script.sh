@@ -485,7 +485,8 @@ check_cluster() {
     }
     report ok cluster-info "$endpoint returns it"
     [ -s "$tmp/ca.crt" ] || {
-        report error pin "the CA of $endpoint has the pin$found, want $pins: it is another cluster or a man in the middle" 'on the cluster, run: kubejoin token create --print-join-command --format script'
+        document='kubejoin token create --print-join-command --format script'
+        report error pin "the CA of $endpoint has the pin$found, want $pins: it is another cluster or a man in the middle" "on the cluster, run: $document"
         return
     }
     report ok pin 'a CA in cluster-info has the pin of this script'
@@ -736,7 +737,8 @@ check_kubelet() {
     expired=
     if openssl x509 -in "$current" -noout 2>/dev/null && ! openssl x509 -in "$current" -noout -checkend 0 >/dev/null; then
         expired=yes
-        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "run 'kubejoin rejoin', or on the cluster: kubejoin token create --replace-node $node"
+        otherwise="on the cluster: kubejoin token create --replace-node $node"
+        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "run 'kubejoin rejoin', or $otherwise"
     else
         report ok kubelet-certificate 'it has not expired, or there is none'
     fi
