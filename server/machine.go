@@ -51,7 +51,7 @@ func (h *handler) isMachine(r *http.Request) bool {
 
 // joinMachine serves POST /v1/machine/NODE/join. To a machine that has proven its key in the TLS handshake, it returns a
 // JoinConfiguration. The token in it admits one node, and expires after 15 minutes.
-func (h *handler) joinMachine(r *call) (web.Response, error) {
+func (h *handler) joinMachine(r *call, _ struct{}) (web.Response, error) {
 	node, key, ok := machineKey(r.Request)
 	if _, given := r.Header["Authorization"]; given || !ok || node != chi.URLParam(r.Request, "node") {
 		return web.Response{}, web.NewProblem("unauthorized", "authentication required: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(auth.ErrBadCredentials)

@@ -190,6 +190,24 @@ func TestReportsCopyOfMachine(t *testing.T) {
 	}
 }
 
+// Catches a request whose query or body is ignored: it would get a token, and end the earlier one, with another meaning than asked.
+func TestMachineJoinTakesNoFields(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.add(t, "worker-1")
+	shown := s.showing(t, m.selfSigned(t))
+	for _, asked := range []struct{ query, body, problem string }{
+		{"?dryRun=true", "", "invalid-field"}, {"", `{"dryRun":true}`, "invalid-field"}, {"", "{", "invalid-body"}, {"?%", "", "invalid-query"},
+	} {
+		if got, p := s.post(t, shown, joinPath("worker-1")+asked.query, "", asked.body); got.status != 400 || !p.Named(asked.problem) {
+			t.Errorf("%s %s: got %d %s, want %s", asked.query, asked.body, got.status, got.body, asked.problem)
+		}
+	}
+	if got := must.Get(s.by(adminBearer).GetMachine(t.Context(), "worker-1")); got.Token != "" {
+		t.Errorf("the machine got token %s", got.Token)
+	}
+}
+
 // A machine with the role control-plane gets the control plane certificates, if kubejoin has them.
 func TestMachineJoinsAsControlPlane(t *testing.T) {
 	for _, uploads := range []bool{false, true} {

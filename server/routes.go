@@ -79,7 +79,7 @@ func (h *handler) routes() []route {
 	}
 	if h.Certificates != nil {
 		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
-		all = append(all, route{http.MethodPost, machineJoinPath, "join-machine", httplimit.JoinCommands, auth.Access{}, h.joinMachine})
+		all = append(all, route{http.MethodPost, machineJoinPath, "join-machine", httplimit.JoinCommands, auth.Access{}, request(h.joinMachine)})
 		all = append(all, route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey})
 	}
 	if h.Webhooks.TokenReview != nil {
