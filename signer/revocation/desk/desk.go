@@ -268,7 +268,7 @@ const maxGuesses = 5
 func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate, unknown error) (warnings []string) {
 	claim, working, guessed, err := d.admittedBy(ctx, node, issued)
 	if !claim.Machine.IsZero() {
-		warnings = []string{"the key of the machine is revoked, too; to give the name to another machine: kubejoin machine delete " + node}
+		warnings = []string{"this revokes the key of the machine, too; to give the name to another machine: kubejoin machine delete " + node}
 		if guessed && len(issued) == 0 { // the machine has not joined
 			working = nil
 		}

@@ -143,7 +143,7 @@ func TestRevokedMachineHasNoWorkingToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		s.token(t, tokens.Limits{}) // may have admitted a node of which nothing is known
-		barred := "the key of the machine is revoked, too; to give the name to another machine: kubejoin machine delete "
+		barred := "this revokes the key of the machine, too; to give the name to another machine: kubejoin machine delete "
 		for node, join := range map[string]bool{"worker-1": true, "worker-2": false} {
 			token := s.token(t, tokens.Limits{MaxNodes: 1})
 			if join {
