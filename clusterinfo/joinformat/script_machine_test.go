@@ -656,3 +656,24 @@ func TestMachineDiagnosisAsksForNoToken(t *testing.T) {
 		}
 	}
 }
+
+// Catches a machine whose certificate has expired, and that is told to start its script again: as long as it has its kubeconfig, the
+// script proves no key. The diagnosis says what to do before.
+func TestMachineWithExpiredCertificateIsDiagnosed(t *testing.T) {
+	t.Parallel()
+	s := serveMachines(t, granted(t, nil))
+	j := &joined{m: s.machine(t, s.join), ca: certtest.CA(t, "another"), server: "https://127.0.0.1:1"}
+	j.m.env = append(j.m.env, "KUBEJOIN_ROOT="+j.m.file("root"), "KUBEJOIN_KUBECONFIG="+j.m.file("kubelet.conf"))
+	j.kubelet(t, time.Now().Add(-time.Hour))
+	if output, code := j.m.run(t); code != 0 || !strings.Contains(output, "run this script again with --diagnose") || s.requests() > 0 {
+		t.Errorf("got exit code %d, %d proofs and\n%s", code, s.requests(), output)
+	}
+	output, _ := j.m.run(t, "--diagnose")
+	if !strings.Contains(output, "kubelet-client-current.pem has expired, so the kubelet cannot renew it; run 'kubejoin rejoin', or do what the line leftovers says, and run this script again\n") || !strings.Contains(output, "no kubelet can use this machine: run 'kubeadm reset -f'") {
+		t.Errorf("got\n%s", output)
+	}
+	must.OK(t, os.Remove(j.m.file("kubelet.conf"))) // as kubeadm reset does
+	if output, code := j.m.run(t); code != 0 || s.requests() != 1 {
+		t.Errorf("got exit code %d, %d proofs and\n%s", code, s.requests(), output)
+	}
+}

@@ -196,7 +196,7 @@ func (v *view) offline() {
 			how = "its token does not allow it to rejoin, so let it join with a new one"
 		}
 		if !v.Machine.IsZero() {
-			how = "run the join script on the machine again"
+			how = "run the join script on the machine with --diagnose, do what it says, then run the script again"
 		}
 		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: %s", v.e.Sentence, ago(end, v.now), how)
 		_, command := v.remedy(CertificateExpired)

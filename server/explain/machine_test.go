@@ -85,7 +85,7 @@ func TestExplainsMachine(t *testing.T) {
 		},
 		"certificate expired": {
 			facts: explain.Facts{Machine: never, Object: node("Unknown", ""), Identity: tokens.Identity{NotAfter: before(2 * time.Hour)}}, state: explain.CertificateExpired,
-			sentence: "expired 2 h ago: run the join script on the machine again", next: []string{"kubectl describe node worker-7"},
+			sentence: "expired 2 h ago: run the join script on the machine with --diagnose, do what it says, then run the script again", next: []string{"kubectl describe node worker-7"},
 		},
 		"request of its token": {
 			facts: explain.Facts{Machine: machine(nil), Tokens: all, Claim: claim("zzzzzz"), Requests: []api.RequestEvidence{request(bootstrap)}}, state: explain.NotApproved,

@@ -130,7 +130,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				result, err := s.Revoke(t.Context(), r)
 				more, fault.left = fault.left <= 0, 0
 				result.Warnings = slices.DeleteFunc(result.Warnings, func(w string) bool { // TestRevokeNodeWarns has these
-					return strings.HasPrefix(w, "this bars the key of the machine") || strings.Contains(w, "which tokens admitted")
+					return strings.HasPrefix(w, "this revokes the key of the machine") || strings.Contains(w, "which tokens admitted")
 				})
 				ends, hints := strings.Contains(test.ends, fault.method), strings.Contains(test.hints, fault.method)
 				unlooked := slices.ContainsFunc(result.Warnings, func(w string) bool { return strings.Contains(w, "of another name") })
