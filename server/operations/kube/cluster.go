@@ -87,6 +87,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.Readers = operations.Readers{Node: c.node, Owner: c.owner, NodeProperties: NodeProperties(client, secretstore.ClaimNamespace, leaderLease)}
 	c.Revocations = &desk.Revoker{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
+		Claims:    claims, // also if the user may not read them: a machine whose key was not barred can join again
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		Withdraw: func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
 			return csr.Withdraw(ctx, client, builtin, revoked)
@@ -102,7 +103,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.withClaims.Claims = claims
 	if !forbidden {
 		c.Operations = c.withClaims
-		c.Minter.Claims, c.Revocations.Claims = claims, claims
+		c.Minter.Claims = claims
 	}
 	return c, nil
 }

@@ -156,6 +156,24 @@ func TestRevokeSaysWhyTheEndIsUnknown(t *testing.T) {
 	})
 }
 
+// Catches a revoked machine that joins again with its key, because the user may not read the claims.
+func TestRevokeReportsUnreadClaims(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		refuse(client, "*", "leases")
+		c := open(t, client)
+		if _, err := c.Revoke(t.Context(), api.Revoke{Node: "worker-1"}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the key of the machine") {
+			t.Errorf("got %v, want the refusal of the API server", err)
+		}
+		if list, err := c.ListRevocations(t.Context()); err != nil || len(list.Items) != 1 {
+			t.Errorf("got %+v, %v, want the revocation", list, err)
+		}
+		if _, err := c.UndoRevocation(t.Context(), "worker-1", api.UndoRevocation{}); !apierrors.IsForbidden(err) {
+			t.Errorf("undo: got %v, want the refusal of the API server", err)
+		}
+	})
+}
+
 // Catches a refused write whose error asks for a retry.
 func TestRevokeReportsRefusedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
