@@ -83,7 +83,7 @@ func (c *cluster) reportRevocations() func(context.Context) error {
 				}
 				reported[e.Key()] = e.Since
 				c.events.onNode(e.Node, codes.NodeRevoked,
-					"kubejoin refuses the certificates of this node: "+e.Message()+". To let the machine come back, create a token for it: kubejoin token create --replace-node "+e.Node)
+					"kubejoin refuses the certificates of this node: "+e.Message()+". How to let the machine come back: kubejoin explain "+e.Node)
 			}
 		}
 	}
