@@ -10,7 +10,7 @@ prove_machine() {
         (umask 022 && mkdir -p "$(dirname "$dir")") && mkdir -p "$dir" && new=$(mktemp "$key.XXXXXX") &&
             openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -pkeyopt ec_param_enc:named_curve -out "$new" 2>/dev/null &&
             { sync "$new" 2>/dev/null || sync; } && ln "$new" "$key" || :
-        rm -f "${new-}"
+        rm -f "$new"
     fi
     case $(ls -ldL "$key") in
     -???------*) ;;

@@ -621,6 +621,25 @@ func TestMachineOptions(t *testing.T) {
 	}
 }
 
+// Catches a private key that stays beside that of the machine: each stopped script would leave one.
+func TestStoppedMachineLeavesNoKey(t *testing.T) {
+	t.Parallel()
+	for _, shell := range [][]string{{"dash"}, {"bash", "--posix"}, {"busybox", "sh"}} {
+		needShell(t, shell[0])
+		s := serveMachines(t, problem(401, ""))
+		m := s.machine(t, s.join)
+		m.shell = shell
+		openssl := must.Value(exec.LookPath("openssl"))(t)
+		m.write(t, "bin/openssl", fmt.Sprintf("#!/bin/sh\n[ \"$1\" != genpkey ] || kill -TERM $PPID\nexec %s \"$@\"\n", openssl))
+		if output, code := m.run(t); code != 143 {
+			t.Errorf("%s: got exit code %d:\n%s", shell, code, output)
+		}
+		if left := must.Value(filepath.Glob(m.file("var/keys/*")))(t); len(left) > 0 {
+			t.Errorf("%s: got files %q, want none", shell, left)
+		}
+	}
+}
+
 // Catches a diagnosis of a machine with a key that asks for a token, which cannot take the name of the machine.
 func TestMachineDiagnosisAsksForNoToken(t *testing.T) {
 	t.Parallel()

@@ -285,7 +285,7 @@ prove_machine() {
         (umask 022 && mkdir -p "$(dirname "$dir")") && mkdir -p "$dir" && new=$(mktemp "$key.XXXXXX") &&
             openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -pkeyopt ec_param_enc:named_curve -out "$new" 2>/dev/null &&
             { sync "$new" 2>/dev/null || sync; } && ln "$new" "$key" || :
-        rm -f "${new-}"
+        rm -f "$new"
     fi
     case $(ls -ldL "$key") in
     -???------*) ;;
@@ -408,7 +408,7 @@ stop() {
 
 place() {
     (umask 022 && mkdir -p "$(dirname "$2")") && new=$(mktemp "$2.XXXXXX") && cat "$1" >"$new" && chmod "$3" "$new" && mv -f "$new" "$2" || {
-        rm -f "${new-}"
+        rm -f "$new"
         die 1 "cannot write $2"
     }
 }
@@ -467,12 +467,13 @@ find_node() {
 
 install_rejoin() { :; }
 make_tmp() {
+    new= # a file that gets its name when it is complete
     umask=$(umask)
     umask 077
     dir=${TMPDIR:-/run} # in memory
     [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
     tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
-    trap 'code=$?; [ -z "$turn" ] || give_back_turn; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
+    trap 'code=$?; [ -z "$turn" ] || give_back_turn; rm -rf "$tmp"; rm -f "$new"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
     trap 'stop 129' HUP
     trap 'stop 130' INT
     trap 'stop 143' TERM

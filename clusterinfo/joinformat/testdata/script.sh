@@ -210,7 +210,7 @@ stop() {
 
 place() {
     (umask 022 && mkdir -p "$(dirname "$2")") && new=$(mktemp "$2.XXXXXX") && cat "$1" >"$new" && chmod "$3" "$new" && mv -f "$new" "$2" || {
-        rm -f "${new-}"
+        rm -f "$new"
         die 1 "cannot write $2"
     }
 }
@@ -269,12 +269,13 @@ find_node() {
 
 install_rejoin() { :; }
 make_tmp() {
+    new= # a file that gets its name when it is complete
     umask=$(umask)
     umask 077
     dir=${TMPDIR:-/run} # in memory
     [ -d "$dir" ] && [ -w "$dir" ] || dir=/tmp
     tmp=$(mktemp -d "$dir/kubejoin.XXXXXX") || die 1 "cannot create a directory in $dir"
-    trap 'code=$?; [ -z "$turn" ] || give_back_turn; rm -rf "$tmp"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
+    trap 'code=$?; [ -z "$turn" ] || give_back_turn; rm -rf "$tmp"; rm -f "$new"; exit "$code"' EXIT # otherwise mksh exits with the code of rm
     trap 'stop 129' HUP
     trap 'stop 130' INT
     trap 'stop 143' TERM
