@@ -68,9 +68,7 @@ func (h *handler) serve(on route, limiter *httplimit.Limiter) http.HandlerFunc {
 		r = r.WithContext(r.Context()) // a copy, because its Body is replaced
 		r.Body = http.MaxBytesReader(w, r.Body, web.MaxBody)
 		act, c := on.act, &call{Request: r, limits: limiter.Use(on.class, kind, r.RemoteAddr, auth.Credential(r))}
-		refusal := c.limits.Enter(func() bool {
-			return on.class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) || on.path == machineJoinPath && h.isMachine(r)
-		})
+		refusal := c.limits.Enter(func() bool { return on.class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) })
 		defer c.limits.Leave()
 		if refused := cmp.Or(web.Exceeds(refusal), web.CrossOrigin(r), web.LongQuery(r)); refused != nil {
 			act = func(*call) (web.Response, error) { return web.Response{}, refused }

@@ -30,31 +30,25 @@ import (
 const machineJoinPath = "/v1/machine/{node}/join"
 
 // machineKey returns the node name and the key ID of a self-signed client certificate. The TLS handshake has proven the key, but
-// not the name.
-func machineKey(r *http.Request) (node, key string, ok bool) {
+// not the name. Both are empty without such a certificate.
+func machineKey(r *http.Request) (node, key string) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) != 1 {
-		return "", "", false
+		return "", ""
 	}
 	leaf := r.TLS.PeerCertificates[0]
 	node, found := strings.CutPrefix(leaf.Subject.CommonName, tokens.NodeUserPrefix)
 	if !found || tokens.CheckNodeName(node) != nil || !bytes.Equal(leaf.RawIssuer, leaf.RawSubject) || pkcs10.CheckKey(leaf.PublicKey, leaf.RawSubjectPublicKeyInfo) != nil {
-		return "", "", false
+		return "", ""
 	}
-	return node, pkcs10.IDOfKey(leaf.RawSubjectPublicKeyInfo), true
-}
-
-// isMachine reports whether a request proves the key of a machine. It reads only the cache.
-func (h *handler) isMachine(r *http.Request) bool {
-	node, key, ok := machineKey(r)
-	return ok && h.Certificates.Authority.Nodes.HasMachine(r.Context(), node, key) == nil
+	return node, pkcs10.IDOfKey(leaf.RawSubjectPublicKeyInfo)
 }
 
 // joinMachine serves POST /v1/machine/NODE/join. To a machine that has proven its key in the TLS handshake, it returns a
 // JoinConfiguration. The token in it admits one node, and expires after 15 minutes.
 func (h *handler) joinMachine(r *call, _ struct{}) (web.Response, error) {
-	node, key, ok := machineKey(r.Request)
-	if _, given := r.Header["Authorization"]; given || !ok || node != chi.URLParam(r.Request, "node") {
-		return web.Response{}, web.NewProblem("unauthorized", "authentication required: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(auth.ErrBadCredentials)
+	node, key := machineKey(r.Request)
+	if _, given := r.Header["Authorization"]; given || node != chi.URLParam(r.Request, "node") {
+		return web.Response{}, web.NewProblem("unauthorized", "authentication required: want one self-signed client certificate with the subject O=system:nodes, CN=system:node:NODE; a proxy that ends TLS does not pass it on").CausedBy(errUnknownMachine)
 	}
 	r.log(slog.String("node", node), slog.String("key", key))
 	nodes := h.Certificates.Authority.Nodes
@@ -146,7 +140,7 @@ func (h *handler) unknownMachine(r *call, node, key string) error {
 	return web.NewProblem("unauthorized", "kubejoin knows no machine %s with this key: on the cluster, run: kubejoin machine add %[1]s --key %s", node, tokens.Words(key)).CausedBy(errUnknownMachine)
 }
 
-// errUnknownMachine is the cause of a problem about a key that no machine has.
+// errUnknownMachine is the cause of a problem about a key that no machine has, or about a request without a key.
 var errUnknownMachine = errors.New("unknown machine")
 
 // addMachines adds machines with keys of their own.

@@ -28,7 +28,7 @@ func (on route) kind() httplimit.Kind {
 		return httplimit.Probe
 	case on.class == httplimit.TokenReviews, on.class == httplimit.AccessReviews:
 		return httplimit.Reviews
-	case on.access == (auth.Access{}) && (on.class == httplimit.Discovery || on.class == httplimit.Others):
+	case on.access == (auth.Access{}) && (on.class == httplimit.Discovery || on.class == httplimit.Others), on.path == machineJoinPath: // nobody can guess a key
 		return httplimit.Public
 	}
 	return httplimit.Authenticated
