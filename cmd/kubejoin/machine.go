@@ -438,10 +438,11 @@ func readMachines(cmd *cobra.Command, file string) (f machineFile, err error) {
 		return f, fmt.Errorf("%s: %w", f.name, err)
 	}
 	text, err := json.Marshal(items)
-	if err == nil {
-		if err = web.ReadItems(text, &f.specs); err == nil {
-			err = f.check()
-		}
+	if err != nil {
+		return f, fmt.Errorf("%s: want only text as the names of fields", f.name)
+	}
+	if err = web.ReadItems(text, &f.specs); err == nil {
+		err = f.check()
 	}
 	return f, f.located(err, 0)
 }
@@ -466,9 +467,9 @@ func (f *machineFile) csv(content []byte) (items []any, err error) {
 		item := map[string]any{}
 		for i, cell := range row {
 			switch name := header[i]; {
-			case slices.Contains(header[:i], name):
-				return nil, fmt.Errorf("line 1: column %s is there twice", name)
-			case cell == "":
+			case name != "" && slices.Contains(header[:i], name):
+				return nil, fmt.Errorf("line 1: column %s given twice", name)
+			case cell == "" && (name == "" || isMachineField(name)): // spreadsheets write columns without a name
 			case name == "nodeLabels" || name == "nodeTaints":
 				item[name] = strings.Fields(cell)
 			case name == "replace" && (strings.EqualFold(cell, "true") || strings.EqualFold(cell, "false")): // spreadsheets write TRUE
@@ -481,6 +482,14 @@ func (f *machineFile) csv(content []byte) (items []any, err error) {
 		items, f.lines = append(items, item), append(f.lines, line)
 	}
 	return nil, err
+}
+
+// isMachineField reports whether a machine has a field of this name.
+func isMachineField(name string) bool {
+	text, err := json.Marshal(map[string]any{name: nil})
+	fields := json.NewDecoder(bytes.NewReader(text))
+	fields.DisallowUnknownFields()
+	return err == nil && fields.Decode(new(api.MachineSpec)) == nil
 }
 
 // yaml returns the items of a list in YAML or JSON.
