@@ -210,17 +210,31 @@ func TestMachineJoinTakesNoFields(t *testing.T) {
 
 // A machine with the role control-plane gets the control plane certificates, if kubejoin has them.
 func TestMachineJoinsAsControlPlane(t *testing.T) {
-	for _, uploads := range []bool{false, true} {
+	down := errors.New("down")
+	for about, test := range map[string]struct {
+		upload func(context.Context) (joinformat.Upload, error)
+		store  error // of a new token
+		want   string
+		tokens int
+	}{
+		"uploaded":   {upload: func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }, want: "certificateKey: ", tokens: 1},
+		"no uploads": {want: "certificates-not-uploaded"},
+		"upload fails": {
+			upload: func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{}, down }, want: "certificates-not-uploaded",
+		},
+		"no token": {upload: func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }, store: down, want: "token-not-stored"},
+	} {
 		s, _ := certifying(t)
-		if uploads {
-			s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
+		s.Minting.UploadCertificates = test.upload
+		if test.store != nil {
+			s.Tokens = storetest.Fail(test.store, "Store.Create").Store(s.store)
 		}
 		s.start(t)
 		m := s.add(t, "cp-1")
 		s.changeMachine(t, "cp-1", func(m *tokens.Machine) { m.Role = tokens.RoleControlPlane })
-		got, p := s.post(t, s.showing(t, m.selfSigned(t)), joinPath("cp-1"), "", "")
-		if uploads && (got.status != 200 || !strings.Contains(got.body, "certificateKey: ")) || !uploads && (got.status != 503 || !p.Named("certificates-not-uploaded")) {
-			t.Errorf("uploads %t: got %d %s", uploads, got.status, got.body)
+		got, _ := s.post(t, s.showing(t, m.selfSigned(t)), joinPath("cp-1"), "", "")
+		if !strings.Contains(got.body, test.want) || (got.status == 200) != (test.tokens == 1) || len(s.ids(t)) != test.tokens {
+			t.Errorf("%s: got %d %s and tokens %q, want %s", about, got.status, got.body, s.ids(t), test.want)
 		}
 	}
 }

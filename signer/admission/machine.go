@@ -25,7 +25,7 @@ const (
 // HasMachine returns nil if a key has the same words as the key of a node's machine. Otherwise, the error wraps [tokens.ErrNotFound].
 // HasMachine reads only the cache, because anyone can make a key.
 func (n *Nodes) HasMachine(ctx context.Context, node, key string) error {
-	if n == nil || n.Claims == nil {
+	if n == nil {
 		return tokens.ErrNotFound
 	}
 	c, err := n.claim(ctx, node, tokens.Cached)
@@ -49,7 +49,7 @@ type Proof struct {
 // The error wraps an [*approval.Error] if the machine gets no token now, and [tokens.ErrNotFound] if the name has no machine with
 // this key. Any other error may be temporary.
 func (n *Nodes) ProveMachine(ctx context.Context, node, key string, before tokens.Machine, made tokens.Record) (proof Proof, err error) {
-	if n == nil || n.Claims == nil {
+	if n == nil {
 		return proof, tokens.ErrNotFound
 	}
 	if n.Node != nil && n.Ready == nil { // a Node that may be Ready must not be replaced

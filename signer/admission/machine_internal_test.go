@@ -55,3 +55,21 @@ func TestPlanProof(t *testing.T) {
 		}
 	}
 }
+
+// Catches a token that takes the name of a machine, although the machine has not got this token, or its key is barred.
+func TestOnlyLastTokenOfMachineMayTakeItsName(t *testing.T) {
+	for about, test := range map[string]struct {
+		machine tokens.Machine
+		record  string // UID
+		want    bool
+	}{
+		"its token":     {tokens.Machine{TokenUID: "u"}, "u", true},
+		"another token": {tokens.Machine{TokenUID: "u"}, "v", false},
+		"no token":      {tokens.Machine{}, "", false},
+		"barred":        {tokens.Machine{TokenUID: "u", Revoked: true}, "u", false},
+	} {
+		if got := mayTake(test.machine, tokens.Record{UID: test.record}); got != test.want {
+			t.Errorf("%s: got %t, want %t", about, got, test.want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -233,6 +234,29 @@ func TestRefusalForMachineAsksForNoToken(t *testing.T) {
 		no := approval.Refused(err)
 		if no == nil || no.Reason != test.reason || strings.Contains(no.Message, "kubejoin token create") || !strings.Contains(no.Message, says) {
 			t.Errorf("%s: got %v, want %s and %q", name, err, test.reason, says)
+		}
+	}
+}
+
+// Catches a machine that is known without a claim, or by another key.
+func TestKnowsNoMachineWithoutItsKey(t *testing.T) {
+	c := newCluster()
+	c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
+	other := "sha256:" + strings.Repeat("b", 64)
+	for about, test := range map[string]struct {
+		nodes     *admission.Nodes
+		node, key string
+		want      error
+	}{
+		"its key":     {c.admission(), "w", machineKey, nil},
+		"another key": {c.admission(), "w", other, tokens.ErrNotFound},
+		"no machine":  {c.admission(), "v", machineKey, tokens.ErrNotFound},
+		"no claims":   {&admission.Nodes{}, "w", machineKey, tokens.ErrNotFound},
+		"no Nodes":    {nil, "w", machineKey, tokens.ErrNotFound},
+	} {
+		_, err := test.nodes.ProveMachine(t.Context(), test.node, test.key, tokens.Machine{}, tokens.Record{})
+		if known := test.nodes.HasMachine(t.Context(), test.node, test.key); !errors.Is(err, test.want) || !errors.Is(known, test.want) {
+			t.Errorf("%s: got %v and %v, want %v", about, known, err, test.want)
 		}
 	}
 }
