@@ -150,6 +150,15 @@ func TestMachineJoinsWithItsKey(t *testing.T) {
 			}
 			return nil
 		})
+
+		// With a new key, a revoked machine comes back, as docs/revocation.md says.
+		becomesUnready(t, s, "known")
+		fresh := harness.NewMachineKey(t, s.WorkDir, "fresh")
+		s.CLI(t, "machine", "add", "known", "--key-file", fresh.Public, "--replace")
+		node = must.Value(s.Boot("known", true, "sh", script, "--key", fresh.File, "--", "--node-name", "known"))(t)
+		waitJoined(t, s, node, true, 365*24*time.Hour)
+		waitReady(t, s, "known")
+		node.Stop()
 	})
 	t.Run("expired", func(t *testing.T) {
 		expired := harness.NewMachineKey(t, s.WorkDir, "expired")
