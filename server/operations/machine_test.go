@@ -132,6 +132,7 @@ func TestMachineKey(t *testing.T) {
 	short := must.Value(x509.MarshalPKIXPublicKey(&csrtest.RSA1024().PublicKey))(t)
 	for want, text := range map[string]string{
 		"never needs the private key": "-----BEGIN PRIVATE KEY-----",
+		"want a public key in PEM":    "x",
 		"2048":                        string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: short})),
 		"damaged":                     "-----BEGIN PUBLIC KEY-----",
 	} {
@@ -185,6 +186,11 @@ func TestDeleteMachineEndsItsToken(t *testing.T) {
 	}
 }
 
+// unreadInfo is a cluster-info that cannot be read.
+type unreadInfo struct{ mint.ClusterInfo }
+
+func (unreadInfo) Config(context.Context) ([]byte, error) { return nil, errors.New("away") }
+
 // Catches a machine that kubejoin adds, shows or deletes although it must refuse, and an error that does not say why.
 func TestRefusesMachines(t *testing.T) {
 	const key, hash = "lusab-babad-gutih-tugad", "sha256:0b6e1a8f6d7d3cf9e2f7b7a54d1c9a7f0c4f1a5f1d9be55c5a3f1f6c7f8a9b01"
@@ -197,6 +203,12 @@ func TestRefusesMachines(t *testing.T) {
 	}
 	get := func(node string) func(*operations.Operations) error {
 		return func(o *operations.Operations) error { _, err := o.GetMachine(t.Context(), node); return err }
+	}
+	remove := func(node string) func(*operations.Operations) error {
+		return func(o *operations.Operations) error {
+			_, err := o.DeleteMachine(t.Context(), node, api.DeleteMachine{})
+			return err
+		}
 	}
 	list := func(o *operations.Operations) error {
 		_, err := o.MachinesPage(t.Context(), api.ListPage{})
@@ -233,6 +245,9 @@ func TestRefusesMachines(t *testing.T) {
 		"get no claim":          {o: operations.Operations{Claims: works}, do: get("w"), want: "no-machine"},
 		"get no machine":        {o: operations.Operations{Claims: works}, do: get("taken"), want: "no-machine"},
 		"get unread":            {o: operations.Operations{Claims: fails("Claims.Get")}, do: get("w"), want: mint.Unavailable},
+		"delete a bad name":     {o: operations.Operations{Claims: works}, do: remove("No Node"), want: "node"},
+		"delete no machine":     {o: operations.Operations{Claims: works}, do: remove("taken"), want: "no-machine"},
+		"join without CA":       {o: operations.Operations{Minter: &mint.Minter{ClusterInfo: unreadInfo{}}}, do: join(api.PrintMachineJoin{Endpoint: "join.example.com:9443"}), want: mint.Failed},
 		"join as a bad name":    {do: join(api.PrintMachineJoin{Node: "No Node", Endpoint: "join.example.com:9443"}), want: "node"},
 		"join at no endpoint":   {do: join(api.PrintMachineJoin{Endpoint: "join"}), want: "endpoint"},
 	} {

@@ -1,7 +1,9 @@
 package admission_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -235,6 +237,18 @@ func TestRefusalForMachineAsksForNoToken(t *testing.T) {
 		if no == nil || no.Reason != test.reason || strings.Contains(no.Message, "kubejoin token create") || !strings.Contains(no.Message, says) {
 			t.Errorf("%s: got %v, want %s and %q", name, err, test.reason, says)
 		}
+	}
+}
+
+// A Node is deleted between the two reads. Catches a machine that then has to wait for somebody.
+func TestMachineProvesWhileItsNodeIsDeleted(t *testing.T) {
+	c := newCluster()
+	c.addMachine("w", tokens.Machine{Key: machineKey, Joined: true, Added: time.Now().UTC().Truncate(time.Second)})
+	c.nodes["w"] = "uid"
+	n := c.admission()
+	n.Ready = func(context.Context, string) (string, error) { return "", fmt.Errorf("node: %w", tokens.ErrNotFound) }
+	if _, err := n.ProveMachine(t.Context(), "w", machineKey, tokens.Machine{}, tokens.Record{}); err != nil {
+		t.Errorf("got %v, want a token", err)
 	}
 }
 
