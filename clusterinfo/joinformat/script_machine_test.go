@@ -676,8 +676,8 @@ func TestMachineDiagnosisAsksForNoToken(t *testing.T) {
 	}
 }
 
-// Catches a machine whose certificate has expired, and that is told to start its script again: as long as it has its kubeconfig, the
-// script proves no key. The diagnosis says what to do before.
+// Catches a remedy that changes nothing: while the kubeconfig of a machine exists, its script proves no key, even if its certificate
+// has expired. The diagnosis names the first step.
 func TestMachineWithExpiredCertificateIsDiagnosed(t *testing.T) {
 	t.Parallel()
 	s := serveMachines(t, granted(t, nil))

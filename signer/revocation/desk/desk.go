@@ -294,7 +294,7 @@ func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revoc
 // admittedBy returns the claim on a node name, or a Claim without TokenID, and the tokens that admitted the node and can
 // authenticate. issued has certificates of the node. If nothing names a token, it guesses: working then has up to
 // maxGuesses tokens without a node limit. It reads each token live, because a list may lag behind a deletion. It omits the token of
-// the node's machine: this token is of no use once the key of the machine is barred.
+// the node's machine: this token admits nobody once the key of the machine is barred.
 func (d *Revoker) admittedBy(ctx context.Context, node string, issued []revocation.Certificate) (claim tokens.Claim, working []tokens.Record, guessed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
