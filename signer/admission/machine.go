@@ -132,7 +132,7 @@ func refuseMachine(node string) error {
 	return approval.RefuseFor(ReasonNodeNameClaimed, "node name %s belongs to a machine with a key of its own; to give the name to another machine: kubejoin machine delete %s", node, node)
 }
 
-// remedy returns a refusal that a machine can do something about, in place of one whose remedy is another token. It reads the cache,
+// remedy replaces the remedy of a refusal if another token cannot help, because the name belongs to a machine. It reads the cache,
 // because the request is refused in any case.
 func (n *Nodes) remedy(ctx context.Context, r approval.Request, err error) error {
 	e, found := errors.AsType[needsToken](err)
@@ -145,7 +145,7 @@ func (n *Nodes) remedy(ctx context.Context, r approval.Request, err error) error
 	case readErr != nil || c.Machine.IsZero():
 		return err
 	case !isOwn(r) && (id == "" || id != c.Machine.TokenID):
-		return refuseMachine(node)
+		return approval.RefuseFor(e.reason, "%s; node name %s belongs to a machine with a key of its own; to give the name to another machine, first run: kubejoin machine delete %[2]s", e.what, node)
 	}
-	return approval.RefuseFor(e.reason, "%s; run the join script of its machine again, which proves its key; if the machine has joined, with --diagnose", e.what)
+	return approval.RefuseFor(e.reason, "%s; run the join script on the machine again; if the machine has joined, run the script with --diagnose", e.what)
 }

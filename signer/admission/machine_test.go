@@ -213,14 +213,14 @@ func TestRefusalForMachineAsksForNoToken(t *testing.T) {
 		"Node registered since": {change: func(c *cluster, _ tokens.Record) { c.node("w") }, reason: admission.ReasonNodeExists},
 		"another token expired": {limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, r tokens.Record) {
 			c.editToken(r.Token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
-		}, reason: admission.ReasonNodeNameClaimed},
-		"another token for another name": {limits: tokens.Limits{MaxNodes: 1, NodeNames: []string{"v"}}, reason: admission.ReasonNodeNameClaimed},
+		}, reason: admission.ReasonTokenExpired},
+		"another token for another name": {limits: tokens.Limits{MaxNodes: 1, NodeNames: []string{"v"}}, reason: admission.ReasonNodeNameNotAllowed},
 		"rejoin":                         {user: tokens.NodeUserPrefix + "w", rejoin: &approval.Rejoin{Key: machineKey}, reason: admission.ReasonRejoinOff},
 	} {
 		c := newCluster()
 		c.addMachine("w", tokens.Machine{Key: machineKey, Added: time.Now().UTC().Truncate(time.Second)})
 		r := c.proofToken(t, "w")
-		says := "run the join script of its machine again"
+		says := "run the join script on the machine again"
 		if !test.limits.IsZero() {
 			r, says = c.records[c.createToken(test.limits).ID()], "kubejoin machine delete w"
 		}
