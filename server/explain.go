@@ -37,6 +37,11 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 	return web.Object(http.StatusOK, e)
 }
 
+// listJoins returns how far machines have joined.
+func (h *handler) listJoins(r *call, req api.ListJoins) (web.Response, error) {
+	return shown(h.operations.ListJoins(r.Context(), req, h.ending))
+}
+
 // explainRequest explains what each rule would decide about a certificate request.
 func (h *handler) explainRequest(r *call, req api.ExplainRequest) (web.Response, error) {
 	r.log(slog.String("csr", req.CSR))

@@ -67,6 +67,8 @@ type Server struct {
 	// Registerer registers the metrics kubejoin_http_*, kubejoin_join_commands_total and, with a
 	// TokenReview, kubejoin_token_reviews_total. Nil registers none.
 	Registerer prometheus.Registerer
+
+	ending <-chan struct{} // closed when the HTTPServer shuts down
 }
 
 // Callers authenticates and authorizes the users of a [Server].
@@ -157,6 +159,10 @@ type Cluster struct {
 	// tokens.ErrNotFound if there is no request of that name. It is usually Requests of package
 	// server/explain/kube. With nil, POST /v1/explain returns 404.
 	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
+	// Joins returns a list with Items, Nodes and Unread: all machines that join, or that of a node name, or those of the ID of a
+	// token. The error wraps tokens.ErrNotFound if there is no such token. It is usually List of the Joins of package
+	// server/explain/kube. With nil, GET /v1/join returns 404.
+	Joins func(ctx context.Context, node, token string) (api.JoinList, error)
 }
 
 // Status has what a [Server] reports about itself.
@@ -257,7 +263,7 @@ func (s Server) Handler() (http.Handler, error) {
 			SignTimeout: s.signTimeout(), SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 		},
 		Readers:     operations.Readers{Node: s.Cluster.Node, NodeProperties: s.Cluster.NodeProperties},
-		ClusterInfo: s.ClusterInfo, Claims: s.Claims, UserMachines: max(cmp.Or(s.Limits.UserTokens, mint.DefaultUserTokens), 0), Revocations: s.Revocations, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
+		ClusterInfo: s.ClusterInfo, Claims: s.Claims, UserMachines: max(cmp.Or(s.Limits.UserTokens, mint.DefaultUserTokens), 0), Revocations: s.Revocations, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, Joins: s.Cluster.Joins, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
 	}
 	if s.Cluster.Owners {
 		h.operations.Owner = operations.GivenOwner

@@ -43,6 +43,7 @@ type backend interface {
 	// StepCA moves a rotation to a stage. The step "abort" moves it back by one stage.
 	StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error)
 	Explain(ctx context.Context, node string) (api.NodeExplanation, error)
+	ListJoins(ctx context.Context, req api.ListJoins) (api.JoinList, error)
 	ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error)
 }
 

@@ -317,7 +317,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record,
 		Callers: c.callers(operators, byCertificate), Minting: minting, Certificates: certificates, Webhooks: webhooks,
 		Cluster: server.Cluster{
-			Node: node, Owners: !c.OwnTokens, NodeProperties: c.nodeProperties, Turns: turns, Explain: reader.Explain,
+			Node: node, Owners: !c.OwnTokens, NodeProperties: c.nodeProperties, Turns: turns, Explain: reader.Explain, Joins: kube.OpenJoins(c.watch, reader, c.nodes).List,
 			ExplainRequest: kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain,
 		},
 		Revocations: &desk.Revoker{

@@ -37,15 +37,30 @@ type NodeCache struct {
 type cachedNode struct {
 	name, uid string
 	created   time.Time
-	joining   bool     // it has [tokens.JoiningTaint]
-	ready     [16]byte // its readyPeriod
-	hosts     []string // its name and addresses, in the form of approval.Host
+	joining   *corev1.Node         // its metadata and taints if it has [tokens.JoiningTaint], else nil
+	condition corev1.NodeCondition // Ready; zero if the kubelet has not reported it
+	ready     [16]byte             // its readyPeriod
+	hosts     []string             // its name and addresses, in the form of approval.Host
 }
 
 func decodeNode(node *corev1.Node) (*cachedNode, error) {
-	joining := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tokens.JoiningTaint })
-	return &cachedNode{node.Name, string(node.UID), node.CreationTimestamp.Time, joining, readyPeriod(node), hostsOf(node)}, nil
+	n := &cachedNode{name: node.Name, uid: string(node.UID), created: node.CreationTimestamp.Time, ready: readyPeriod(node), hosts: hostsOf(node)}
+	if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tokens.JoiningTaint }) {
+		n.joining = &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, Labels: node.Labels},
+			Spec:       corev1.NodeSpec{Taints: slices.Clone(node.Spec.Taints)},
+		}
+	}
+	if at := slices.IndexFunc(node.Status.Conditions, isReady); at >= 0 {
+		n.condition = node.Status.Conditions[at]
+		if n.condition.Status == corev1.ConditionTrue {
+			n.condition.Reason, n.condition.Message = "", "" // nobody reads them, and most Nodes are Ready
+		}
+	}
+	return n, nil
 }
+
+func isReady(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }
 
 // OpenNodes returns the Nodes of a cluster. The first use of the cache begins to watch them, until ctx ends. Most calls of
 // Node and Ready need no cache. The client needs get, list and watch on nodes. Failures of the watch go to klog.
@@ -57,7 +72,7 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
 			Groups: func(n *cachedNode) []string { return n.hosts },
 			// Compare the UID, too: the Node may have been deleted and created again between two watch events.
 			Same: func(before, now *cachedNode) bool {
-				return before.uid == now.uid && before.ready == now.ready && before.joining == now.joining
+				return before.uid == now.uid && before.ready == now.ready && (before.joining == nil) == (now.joining == nil)
 			},
 		})
 	})}
@@ -89,7 +104,7 @@ func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err 
 // the Node is not Ready. The heartbeat time, which the kubelet updates every few minutes, does not change it.
 func readyPeriod(node *corev1.Node) (period [16]byte) {
 	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+		if isReady(c) && c.Status == corev1.ConditionTrue {
 			sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", c.LastTransitionTime.Unix(), node.Status.NodeInfo.BootID))
 			return [16]byte(sum[:16])
 		}
@@ -136,9 +151,31 @@ func (n *NodeCache) Joining(ctx context.Context) (map[string]Registration, error
 	}
 	all := map[string]Registration{}
 	for _, node := range cached {
-		if node.joining {
+		if node.joining != nil {
 			all[node.name] = Registration{node.uid, node.created}
 		}
+	}
+	return all, nil
+}
+
+// A SeenNode is what a cache has of a Node. It must not be changed.
+type SeenNode struct {
+	Registration
+	// Ready is the condition Ready, without its reason and message if it is true; zero if the kubelet has not reported it.
+	Ready corev1.NodeCondition
+	// Joining has the metadata and the taints of a Node with the taint [tokens.JoiningTaint]; else nil.
+	Joining *corev1.Node
+}
+
+// Seen returns all Nodes by name, from a cache that may lag. It waits until the cache is filled or ctx ends.
+func (n *NodeCache) Seen(ctx context.Context) (map[string]SeenNode, error) {
+	cached, err := n.cache().List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	all := make(map[string]SeenNode, len(cached))
+	for _, node := range cached {
+		all[node.name] = SeenNode{Registration{node.uid, node.created}, node.condition, node.joining}
 	}
 	return all, nil
 }

@@ -34,8 +34,8 @@ const MetadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetada
 type Config[O metav1.Object, T any] struct {
 	What string // names the objects in log messages, in the plural
 
-	// Decode returns the value of an object without its managed fields. The value may contain the object. If Decode
-	// fails, the cache has an [Entry] with the error.
+	// Decode returns the value of an object. The value may contain the object, which then loses its managed fields. If
+	// Decode fails, the cache has an [Entry] with the error.
 	Decode func(O) (T, error)
 
 	Groups  func(T) []string                      // returns the groups of a value; nil means no groups

@@ -81,6 +81,7 @@ type cache struct {
 	*kubecache.Cache[*corev1.ConfigMap, string]
 	source  *source
 	decoded []string // names
+	objects []*corev1.ConfigMap
 	changed []string // "name=value", or "name: error"
 	log     bytes.Buffer
 }
@@ -108,11 +109,8 @@ func (c *cache) open(t *testing.T, streamed bool) {
 	c.Cache = kubecache.Open(t.Context(), client, c.source, "", kubecache.Config[*corev1.ConfigMap, string]{
 		What: "objects",
 		Decode: func(m *corev1.ConfigMap) (string, error) {
-			c.decoded = append(c.decoded, m.Name)
-			switch {
-			case m.ManagedFields != nil:
-				t.Errorf("%s has managed fields", m.Name)
-			case m.Data["text"] == "malformed":
+			c.decoded, c.objects = append(c.decoded, m.Name), append(c.objects, m)
+			if m.Data["text"] == "malformed" {
 				return "malformed", errMalformed
 			}
 			return m.Data["text"], nil
@@ -152,6 +150,11 @@ func (c *cache) want(t *testing.T, all []string, groups map[string][]string) {
 	synctest.Wait()
 	if got, err := c.List(t.Context()); err != nil || !slices.Equal(got, all) {
 		t.Errorf("List: got %q, %v, want %q", got, err, all)
+	}
+	for _, m := range c.objects {
+		if m.ManagedFields != nil {
+			t.Errorf("%s has managed fields", m.Name)
+		}
 	}
 	for group, want := range groups {
 		if got, err := c.Grouped(t.Context(), group); err != nil || !slices.Equal(got, want) {

@@ -43,9 +43,9 @@ func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	if shared, ok := object.(runtime.Object); ok && s.shared {
 		o, _ = shared.DeepCopyObject().(O)
 	}
-	o.SetManagedFields(nil) // managed fields take about a third of the memory of an object
 	e := &Entry[T]{Name: o.GetName(), Version: o.GetResourceVersion(), decoder: decoder}
 	e.Value, e.Err = s.config.Decode(o)
+	o.SetManagedFields(nil) // managed fields take about a third of the memory of an object
 	return e, nil
 }
 

@@ -18,6 +18,7 @@ const (
 	TokenReviews Class = "token-review"
 	Probes       Class = "probe"
 	Others       Class = "other"
+	Watches      Class = "watch"
 
 	AccessReviews Class = "access-review"
 )
@@ -31,12 +32,13 @@ const (
 	MaxTokenReviews  = 256  // kube-apiserver caches the responses
 	MaxAccessReviews = 1024 // kubejoin answers from memory; one review for each request of a node
 	MaxProbes        = 1024 // concurrent requests share one run of the checks
+	MaxWatches       = 256  // most wait, and share one look at the cluster
 	MaxOthers        = 256  // metrics, the description of the API, unknown paths
 )
 
 var most = map[Class]int{
 	Discovery: MaxDiscovery, JoinCommands: MaxJoinCommands, Lifecycle: MaxLifecycle,
-	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, AccessReviews: MaxAccessReviews, Probes: MaxProbes, Others: MaxOthers,
+	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, AccessReviews: MaxAccessReviews, Probes: MaxProbes, Others: MaxOthers, Watches: MaxWatches,
 }
 
 // slots are the slots of one class. Their holders are clients, and users without a client.

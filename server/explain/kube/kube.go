@@ -74,11 +74,7 @@ func (r Reader) Explain(ctx context.Context, node string) (api.NodeExplanation, 
 	if err != nil {
 		return api.NodeExplanation{}, err
 	}
-	now := time.Now
-	if r.Now != nil {
-		now = r.Now
-	}
-	return explain.Explain(facts, now()), nil
+	return explain.Explain(facts, r.withDefaults().Now()), nil
 }
 
 // Facts reads the facts about a node name.
@@ -86,19 +82,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return explain.Facts{}, err
 	}
-	if r.LeaseNamespace == "" {
-		r.LeaseNamespace = DefaultLeaseNamespace
-	}
-	if r.LeaseName == "" {
-		r.LeaseName = DefaultLeaseName
-	}
-	if r.Timeout <= 0 {
-		r.Timeout = DefaultTimeout
-	}
-	if r.Now == nil {
-		r.Now = time.Now
-	}
-	g := &gathering{Reader: r, facts: explain.Facts{Node: node}}
+	g := &gathering{Reader: r.withDefaults(), facts: explain.Facts{Node: node}}
 	// Read these facts concurrently. The facts that depend on the requests follow below.
 	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactRequests:    g.requests,
@@ -124,6 +108,23 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.failure)
 	}
 	return g.facts, nil
+}
+
+// withDefaults returns the Reader with its defaults.
+func (r Reader) withDefaults() Reader {
+	if r.LeaseNamespace == "" {
+		r.LeaseNamespace = DefaultLeaseNamespace
+	}
+	if r.LeaseName == "" {
+		r.LeaseName = DefaultLeaseName
+	}
+	if r.Timeout <= 0 {
+		r.Timeout = DefaultTimeout
+	}
+	if r.Now == nil {
+		r.Now = time.Now
+	}
+	return r
 }
 
 // A gathering is one call of Facts.
@@ -256,11 +257,19 @@ func (g *gathering) revocation(ctx context.Context) error {
 		return err
 	}
 	e, err := g.Revocations.Get(ctx, key, tokens.Live)
-	now := time.Now()
-	if errors.Is(err, revocation.ErrNotFound) || err == nil && e.Ended(now) {
+	if errors.Is(err, revocation.ErrNotFound) {
 		return nil
 	} else if err != nil {
 		return err
+	}
+	g.set(func(f *explain.Facts) { f.Revocation = revocationEvidence(e, time.Now()) })
+	return nil
+}
+
+// revocationEvidence returns the evidence of a revocation, or nil if it has ended.
+func revocationEvidence(e revocation.Entry, now time.Time) *api.RevocationEvidence {
+	if e.Ended(now) {
+		return nil
 	}
 	found := &api.RevocationEvidence{Since: e.Since, Reason: e.Reason}
 	for _, end := range e.Allowed {
@@ -268,8 +277,7 @@ func (g *gathering) revocation(ctx context.Context) error {
 			found.Allowed++
 		}
 	}
-	g.set(func(f *explain.Facts) { f.Revocation = found })
-	return nil
+	return found
 }
 
 func (g *gathering) tokens(ctx context.Context) error {

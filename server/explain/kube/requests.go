@@ -139,12 +139,7 @@ func (g *gathering) permission(ctx context.Context) error {
 		if len(o.Status.Conditions) > 0 {
 			continue
 		}
-		r, _ := csr.Request(o) // Request sets the requester even if the request is malformed
-		subresource := "nodeclient"
-		if o.Spec.Username == tokens.NodeUserPrefix+g.facts.Node {
-			subresource = "selfnodeclient"
-		}
-		may, err := (&kubefacts.Facts{Client: g.Client}).Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
+		may, err := allowed(ctx, &kubefacts.Facts{Client: g.Client}, g.facts.Node, o)
 		if err != nil {
 			return err
 		}
@@ -157,4 +152,14 @@ func (g *gathering) permission(ctx context.Context) error {
 		})
 	}
 	return nil
+}
+
+// allowed reports whether RBAC allows the automatic approval of a request for a node name.
+func allowed(ctx context.Context, facts *kubefacts.Facts, node string, o object) (bool, error) {
+	r, _ := csr.Request(o) // Request sets the requester even if the request is malformed
+	subresource := "nodeclient"
+	if o.Spec.Username == tokens.NodeUserPrefix+node {
+		subresource = "selfnodeclient"
+	}
+	return facts.Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -51,6 +53,7 @@ type world struct {
 	claims  *secretstore.Claims
 	info    *configmap.ConfigMap
 	reader  kube.Reader
+	joins   *kube.Joins
 }
 
 func newWorld(t *testing.T) *world {
@@ -59,6 +62,8 @@ func newWorld(t *testing.T) *world {
 	w := &world{T: t, cluster: c, admin: c.Client()}
 	w.ignoreExists(w.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubejoin-system"}}, metav1.CreateOptions{}))
 	w.reader = w.readerOf(w.admin)
+	w.joins = kube.OpenJoins(t.Context(), w.reader, kubefacts.OpenNodes(t.Context(), w.admin))
+	w.joins.SetAge(10 * time.Millisecond)
 	w.tokens, w.claims, w.info = w.reader.Tokens.(*secretstore.Store), w.reader.Claims.(*secretstore.Claims), w.reader.ClusterInfo.(*configmap.ConfigMap)
 	return w
 }
@@ -243,7 +248,28 @@ func (w *world) explain(node string, state api.NodeState, words ...string) api.N
 		w.Errorf("unread: %v", e.Unread)
 	}
 	w.noSecret(e)
+	w.listed(e)
 	return e
+}
+
+// listed fails the test unless the list of machines that join gives the same reason and the same advice as the explanation.
+func (w *world) listed(e api.NodeExplanation) {
+	w.Helper()
+	w.await("the reason of "+e.Node+" in the list", func(ctx context.Context) error {
+		list, err := w.joins.List(ctx, e.Node, "")
+		all, unread := list.Items, list.Unread
+		switch {
+		case err != nil:
+			return err
+		case len(unread) > 0:
+			return fmt.Errorf("unread: %v", unread)
+		case len(all) == 0 && len(e.Evidence.Requests) == 0 && e.Evidence.Object == nil && e.Evidence.Claim == nil:
+			return nil // nobody knows the name
+		case len(all) != 1 || all[0].Reason != e.State || all[0].Sentence != "" && !slices.Equal(all[0].Next, e.Next):
+			return fmt.Errorf("got %+v, want reason %s and next %q", all, e.State, e.Next)
+		}
+		return nil
+	})
 }
 
 // noSecret fails the test if the explanation shows the secret of a stored token.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
@@ -47,6 +49,8 @@ type Cluster struct {
 	upload     func(context.Context) (joinformat.Upload, error)
 	// mayListClaims is the check of Records for claims. It sends one request, even if it is called several times.
 	mayListClaims func() error
+	// mayListJoins is the check of ListJoins.
+	mayListJoins func() error
 }
 
 // Open returns the Cluster of an API server. It fails if the API server does not respond. Informers run until ctx ends.
@@ -69,6 +73,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		return nil, err
 	}
 	info := configmap.Open(ctx, client)
+	reader := explainkube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}
 	c := &Cluster{
 		Client: client, Rotations: Rotations(client, pkiDir),
 		upload: (&kubeadmcerts.Uploader{Client: client, Dir: pkiDir, CreateRole: true}).Upload,
@@ -77,7 +82,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 			Minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
 				return tokenwarning.All(ctx, made, running.warning(), tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
 			}},
-			ExplainNode: explainkube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}.Explain,
+			ExplainNode: reader.Explain, Joins: explainkube.OpenJoins(ctx, reader, kubefacts.OpenNodes(ctx, client)).List,
 			ExplainCSR: explainkube.Requests{
 				Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return byDefaults(ctx, client, store, claims) }),
 				Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
@@ -98,6 +103,11 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.mayListClaims = sync.OnceValue(func() error {
 		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 		return storeError(err)
+	})
+	c.mayListJoins = sync.OnceValue(func() error {
+		_, nodes := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 1})
+		_, requests := client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1})
+		return errors.Join(storeError(nodes), storeError(requests), c.mayListTokens(ctx), c.mayListClaims())
 	})
 	c.withClaims = c.Operations
 	c.withClaims.Claims = claims
@@ -249,6 +259,15 @@ func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
 // ReleaseClaim releases the claim of a node name.
 func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
 	return withClaims(c, func(o *operations.Operations) (api.Claim, error) { return o.ReleaseClaim(ctx, node, req) })
+}
+
+// ListJoins returns how far machines have joined. Without the permission to list what it derives the list from, the list would
+// not be complete, so it fails.
+func (c *Cluster) ListJoins(ctx context.Context, req api.ListJoins) (api.JoinList, error) {
+	if err := c.mayListJoins(); err != nil {
+		return api.JoinList{}, err
+	}
+	return c.Operations.ListJoins(ctx, req, nil)
 }
 
 // AddMachines adds machines with keys of their own. If it cannot read the name of its user, it leaves AddedBy empty.

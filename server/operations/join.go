@@ -1,0 +1,151 @@
+package operations
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// joinsEvery is how often a waiting ListJoins looks for a change.
+const joinsEvery = time.Second
+
+// ListJoins returns how far machines have joined. With After, it waits for a change. It stops waiting when ended is closed, and
+// then returns the unchanged list.
+func (o *Operations) ListJoins(ctx context.Context, req api.ListJoins, ended <-chan struct{}) (api.JoinList, error) {
+	wait, err := checkJoins(&req)
+	if err != nil {
+		return api.JoinList{}, err
+	}
+	if o.Joins == nil {
+		return api.JoinList{}, &tokens.Refusal{Reason: "no-cluster", Message: "this kubejoin runs without a cluster and does not see Nodes; see what it issued: kubejoin issued list"}
+	}
+	for deadline := time.Now().Add(wait); ; {
+		list, err := o.Joins(ctx, req.Node, req.Token)
+		switch {
+		case errors.Is(err, tokens.ErrNotFound):
+			return api.JoinList{}, &tokens.Refusal{Reason: mint.NoToken, Message: fmt.Sprintf("there is no token %s; it may have expired or been deleted", req.Token)}
+		case err != nil:
+			return api.JoinList{}, unread("the machines that join", err)
+		}
+		if list, err = joinPage(list, req); err != nil {
+			return api.JoinList{}, err
+		}
+		left := time.Until(deadline)
+		if req.After == "" || list.Cursor != req.After || left <= 0 {
+			return onlyChanged(list, req.After), nil
+		}
+		select {
+		case <-time.After(min(left, joinsEvery)):
+		case <-ended:
+			deadline = time.Time{}
+		case <-ctx.Done():
+			return api.JoinList{}, ctx.Err()
+		}
+	}
+}
+
+// checkJoins checks a request, and sets its default limit.
+func checkJoins(req *api.ListJoins) (wait time.Duration, err error) {
+	var invalid api.InvalidFields
+	when := func(is bool, field, format string, args ...any) {
+		if is {
+			invalid = append(invalid, api.InvalidField(field, format, args...)...)
+		}
+	}
+	if req.Node != "" {
+		err = tokens.CheckNodeName(req.Node)
+		when(err != nil, "node", "%.300v", err)
+	}
+	if req.Token != "" {
+		err = tokens.CheckID(req.Token)
+		when(err != nil, "token", "%v", err)
+	}
+	when(req.State != "" && !slices.Contains(api.JoinStates, api.JoinState(req.State)), "state", "%.40q given, want one of %v", req.State, api.JoinStates)
+	when(req.Limit < 0 || req.Limit > api.MaxJoins, "limit", "%d given, want 1 to %d", req.Limit, api.MaxJoins)
+	req.Limit = cmp.Or(req.Limit, api.MaxJoins)
+	if req.Wait != "" {
+		wait, err = api.ParseDuration(req.Wait)
+		when(err != nil || wait < 0 || wait > api.MaxJoinsWait, "wait", "%.40q given, want a duration of at most %s, such as 30s", req.Wait, api.MaxJoinsWait)
+		when(req.After == "", "wait", "needs after, the cursor of an earlier list")
+	}
+	_, ok := readVersions(req.After)
+	when(!ok, "after", "malformed; want the cursor of an earlier list")
+	if len(invalid) > 0 {
+		return 0, invalid
+	}
+	return wait, nil
+}
+
+// joinPage returns a page of the machines of a list. The counts and the cursor are those of all pages.
+func joinPage(list api.JoinList, req api.ListJoins) (api.JoinList, error) {
+	all := list.Items
+	list.APIVersion, list.Kind, list.Counts = api.GroupVersion, api.KindJoinList, map[api.JoinState]int{}
+	for _, s := range api.JoinStates {
+		list.Counts[s] = 0
+	}
+	selected := make([]api.Join, 0, len(all))
+	for _, j := range all {
+		list.Counts[j.State]++
+		if req.State == "" || string(j.State) == req.State {
+			selected = append(selected, j)
+		}
+	}
+	slices.SortFunc(selected, func(a, b api.Join) int { return strings.Compare(a.SortKey, b.SortKey) })
+	sum := sha256.New()
+	for _, j := range selected {
+		_, _ = io.WriteString(sum, j.Version) // never fails
+	}
+	cursor := string(sum.Sum(nil)[:versionSize])
+	var err error
+	page := api.ListPage{Limit: req.Limit, Continue: req.Continue}
+	if list.Items, list.Continue, err = Page(selected, api.KindJoinList, func(j api.Join) string { return j.SortKey }, page); err != nil {
+		return api.JoinList{}, err
+	}
+	for _, j := range list.Items {
+		cursor += j.Version
+	}
+	list.Cursor = base64.RawURLEncoding.EncodeToString([]byte(cursor))
+	return list, nil
+}
+
+// onlyChanged removes the items that the page with the cursor after had, too.
+func onlyChanged(list api.JoinList, after string) api.JoinList {
+	if after == "" {
+		return list
+	}
+	had, _ := readVersions(after) // checkJoins has checked it
+	changed := []api.Join{}
+	list.Order = []string{}
+	for _, j := range list.Items {
+		list.Order = append(list.Order, j.Node)
+		if !had[j.Version] {
+			changed = append(changed, j)
+		}
+	}
+	list.Items = changed
+	return list
+}
+
+// versionSize is the size of an [api.Join.Version], in bytes.
+const versionSize = 8
+
+// readVersions returns the versions in a cursor: that of the list, and those of the machines on the page.
+func readVersions(cursor string) (versions map[string]bool, ok bool) {
+	b, err := base64.RawURLEncoding.DecodeString(cursor)
+	versions = map[string]bool{}
+	for v := range slices.Chunk(b, versionSize) {
+		versions[string(v)] = true
+	}
+	return versions, err == nil && len(b)%versionSize == 0 && len(b) <= (1+api.MaxJoins)*versionSize
+}
