@@ -248,21 +248,25 @@ func (w *world) explain(node string, state api.NodeState, words ...string) api.N
 		w.Errorf("unread: %v", e.Unread)
 	}
 	w.noSecret(e)
-	w.listed(e)
+	w.listed(node)
 	return e
 }
 
-// listed fails the test unless the list of machines that join gives the same reason and the same advice as the explanation.
-func (w *world) listed(e api.NodeExplanation) {
+// listed fails the test unless the list of machines that join gives the same reason and the same advice as an explanation.
+func (w *world) listed(node string) {
 	w.Helper()
-	w.await("the reason of "+e.Node+" in the list", func(ctx context.Context) error {
-		list, err := w.joins.List(ctx, e.Node, "")
-		all, unread := list.Items, list.Unread
+	w.await("the reason of "+node+" in the list", func(ctx context.Context) error {
+		e, err := w.reader.Explain(ctx, node)
+		if err != nil {
+			return err
+		}
+		list, err := w.joins.List(ctx, node, "")
+		all := list.Items
 		switch {
 		case err != nil:
 			return err
-		case len(unread) > 0:
-			return fmt.Errorf("unread: %v", unread)
+		case len(list.Unread) > 0:
+			return fmt.Errorf("unread: %v", list.Unread)
 		case len(all) == 0 && len(e.Evidence.Requests) == 0 && e.Evidence.Object == nil && e.Evidence.Claim == nil:
 			return nil // nobody knows the name
 		case len(all) != 1 || all[0].Reason != e.State || all[0].Sentence != "" && !slices.Equal(all[0].Next, e.Next):
