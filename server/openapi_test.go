@@ -174,15 +174,16 @@ var asked = map[string]any{
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
-	"take-turn":      api.TakeTurn{},
-	"give-back-turn": api.TakeTurn{},
-	"certificate":    api.SignCertificate{},
-	"bind-key":       api.BindKey{},
-	"cluster-info":   nil,
-	"ca":             api.GetCA{},
-	"openapi":        nil,
-	"openapi-json":   nil,
-	"reference":      nil,
+	"list-permissions": nil,
+	"take-turn":        api.TakeTurn{},
+	"give-back-turn":   api.TakeTurn{},
+	"certificate":      api.SignCertificate{},
+	"bind-key":         api.BindKey{},
+	"cluster-info":     nil,
+	"ca":               api.GetCA{},
+	"openapi":          nil,
+	"openapi-json":     nil,
+	"reference":        nil,
 }
 
 // others are the operations that decode no type of package api.
@@ -278,7 +279,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 
 // shown has the types of response bodies by schema name. wantObject also checks the types nested in them.
 var shown = map[string]any{
-	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "MachineList": api.MachineList{}, "PendingMachineList": api.PendingMachineList{}, "IssuanceEntryList": api.IssuanceEntryList{},
+	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "MachineList": api.MachineList{}, "PendingMachineList": api.PendingMachineList{}, "IssuanceEntryList": api.IssuanceEntryList{}, "PermissionList": api.PermissionList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
 	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": api.Version{}, "Problem": api.Problem{},

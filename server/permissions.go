@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -23,21 +25,26 @@ func (h *handler) allowed(access auth.Access, act action) action {
 		if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {
 			return web.Response{}, web.NewProblem("forbidden", "no user may %s, because this server has no authentication configured", access)
 		}
-		user, err := h.Callers.Authenticate(r.Request)
-		if err != nil {
-			return web.Response{}, h.unaccepted(r, err)
-		}
-		if err := h.identified(r, user); err != nil {
+		if err := h.authenticated(r); err != nil {
 			return web.Response{}, err
 		}
-		if isBootstrapUser(user) {
-			return web.Response{}, web.NewProblem("forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
+		if isBootstrapUser(r.user) {
+			return web.Response{}, web.NewProblem("forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", r.user.Name, access)
 		}
 		if err := h.may(r, access); err != nil {
 			return web.Response{}, err
 		}
 		return act(r)
 	}
+}
+
+// authenticated authenticates the user of a request and records it.
+func (h *handler) authenticated(r *call) error {
+	user, err := h.Callers.Authenticate(r.Request)
+	if err != nil {
+		return h.unaccepted(r, err)
+	}
+	return h.identified(r, user)
 }
 
 // identified records the user of a request. It returns a problem if the user exceeds a limit.
@@ -112,6 +119,65 @@ func (h *handler) may(r *call, access auth.Access) error {
 		return unauthorized(err, user, access)
 	}
 	return nil
+}
+
+// How long and for how many users the server caches lists of permissions, and how long one list may take.
+const (
+	permissionsAge     = 10 * time.Second
+	permissionsTimeout = 10 * time.Second
+	maxPermissions     = 1024
+)
+
+// listPermissions returns the permissions of the caller. It is for display and grants nothing: each request is
+// authorized anew. As in allowed, no user has a permission without a Callers, and bootstrap users have none.
+func (h *handler) listPermissions(r *call, _ struct{}) (web.Response, error) {
+	list := api.PermissionList{APIVersion: api.GroupVersion, Kind: api.KindPermissionList, Items: []api.Permission{}}
+	if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {
+		return web.Object(http.StatusOK, list)
+	}
+	if err := h.authenticated(r); err != nil {
+		return web.Response{}, err
+	}
+	user := fmt.Sprintf("%q", r.user) // keeps invalid UTF-8 distinct, and sorts the keys of maps
+	if cached, found := h.permissions.Get(user); found {
+		return web.Object(http.StatusOK, cached)
+	}
+	var all []auth.Access
+	if r.user.Name != "" && !isBootstrapUser(r.user) {
+		all = h.checkedPermissions()
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), permissionsTimeout)
+	defer cancel()
+	for _, access := range all {
+		switch err := h.Callers.Authorize(r.WithContext(ctx), r.user, access); {
+		case err == nil:
+			list.Items = append(list.Items, api.Permission{Verb: access.Verb, Resource: access.Resource, Name: access.Name})
+		case !errors.Is(err, auth.ErrForbidden):
+			return web.Response{}, unauthorized(err, r.user, access)
+		}
+	}
+	h.permissions.Add(user, list, permissionsAge)
+	return web.Object(http.StatusOK, list)
+}
+
+// checkedPermissions returns the permissions that the routes check, and those that options of requests need.
+func (h *handler) checkedPermissions() []auth.Access {
+	all := []auth.Access{{Verb: "create", Resource: "tokens/groups"}, {Verb: "update", Resource: "tokens/unlimited"}, {Verb: "impersonate", Resource: "explanations"}}
+	for _, of := range []string{"tokens", "machines"} {
+		all = append(all, auth.Access{Verb: "create", Resource: of + "/roles", Name: tokens.RoleControlPlane})
+		for _, option := range []string{"controlplane", "labels", "replacements", "taints", "unlimited"} {
+			all = append(all, auth.Access{Verb: "create", Resource: of + "/" + option})
+		}
+	}
+	for _, on := range h.routes() {
+		if on.access != (auth.Access{}) {
+			all = append(all, on.access)
+		}
+	}
+	slices.SortFunc(all, func(a, b auth.Access) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Verb, b.Verb))
+	})
+	return slices.Compact(all)
 }
 
 // An extraPermission is a property of a token that "create tokens" does not cover. The user who creates the token

@@ -1,14 +1,18 @@
 package server_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -16,6 +20,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
+	rbac "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // Catches a route without a row in the table of docs/http-api.md, a row without a route, and a wrong permission.
@@ -260,4 +266,98 @@ func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 	certificate := s.userCertificate(t, "system:bootstrap:abcdef", "system:bootstrappers")
 	_, err := s.as(t, certificate).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))})
 	wantProblem(t, err, 403, "forbidden", "")
+}
+
+// Catches a permission that the server checks and the list lacks: a page would not offer what is allowed.
+func TestListsEveryPermissionThatRoutesAndRolesName(t *testing.T) {
+	s, _ := certifying(t)
+	s.Status.Metrics = http.NotFoundHandler()
+	s.start(t)
+	list := must.Get(s.by(adminBearer).ListPermissions(t.Context()))
+	var got []string
+	for _, p := range list.Items {
+		got = append(got, p.Resource+" "+p.Verb)
+	}
+	if len(got) == 0 || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) || list.APIVersion != api.GroupVersion || list.Kind != api.KindPermissionList {
+		t.Errorf("got %+v, want a sorted list", list)
+	}
+	want := map[string]bool{}
+	for _, r := range server.AllRoutes() {
+		if r.Access != (auth.Access{}) {
+			want[r.Access.Resource+" "+r.Access.Verb] = true
+		}
+	}
+	for _, document := range strings.Split(string(must.Value(os.ReadFile("../deploy/manifests/roles.yaml"))(t)), "\n---\n") {
+		var role rbac.ClusterRole
+		must.OK(t, yaml.Unmarshal([]byte(document), &role))
+		for _, rule := range role.Rules {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					want[resource+" "+verb] = true
+				}
+			}
+		}
+	}
+	inSource := regexp.MustCompile(`auth\.Access\{Verb: "(\w+)", Resource: "([^"]+)"|add\("\w+", "(\w+)"`)
+	for _, file := range must.Value(filepath.Glob("*.go"))(t) {
+		for _, m := range inSource.FindAllStringSubmatch(string(must.Value(os.ReadFile(file))(t)), -1) {
+			if !strings.HasSuffix(file, "_test.go") {
+				want[cmp.Or(m[2], "tokens/"+m[3])+" "+cmp.Or(m[1], "create")] = true
+			}
+		}
+	}
+	for one := range want {
+		if !slices.Contains(got, one) {
+			t.Errorf("the list of an admin lacks: %s", one)
+		}
+	}
+	if list := must.Get(s.by(viewerBearer).ListPermissions(t.Context())); list.Items == nil || len(list.Items) > 0 {
+		t.Errorf("user without permissions: got %v, want an empty list", list.Items)
+	}
+}
+
+// Catches a list that is partial because a check failed, one that serves another user, one that is cached for longer than
+// 10 s, and a request that is allowed because the list has its permission.
+func TestCachedPermissionsGrantNothing(t *testing.T) {
+	s := newSite(t)
+	synctest.Test(t, func(t *testing.T) {
+		may, down, user := true, "list tokens.kubejoin.io", auth.User{Name: "ada"}
+		s.Callers.Authenticate = func(*http.Request) (auth.User, error) { return user, nil }
+		s.Callers.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
+			switch {
+			case a.String() == down:
+				return errors.New("reviewer down")
+			case may && u.Name != "vic" && a.Resource == "tokens":
+				return nil
+			}
+			return auth.ErrForbidden
+		}
+		h := s.Handler()
+		const full = `[{"verb":"create","resource":"tokens"},{"verb":"delete","resource":"tokens"},{"verb":"get","resource":"tokens"},{"verb":"list","resource":"tokens"},{"verb":"update","resource":"tokens"}]`
+		want := func(when, path string, status int, body string) {
+			t.Helper()
+			if w := get(t, h, path); w.Code != status || !strings.Contains(w.Body.String(), body) || (status == 503) != (w.Header().Get("Retry-After") != "") {
+				t.Errorf("%s: GET %s: got %d %s, want %d %s", when, path, w.Code, w.Body, status, body)
+			}
+		}
+		const path = "/v1/permissions"
+		want("a check fails", path, 503, "authorization-unavailable")
+		down = ""
+		want("after recovery", path, 200, full)
+		may = false
+		want("cached", path, 200, full)
+		want("cached", "/v1/token", 403, "may not list tokens")
+		for _, other := range []auth.User{{Name: "vic"}, {Name: "ada", Groups: []string{"system:bootstrappers:a"}}, {Name: "ada", UID: "2"}, {}} {
+			user = other
+			want(fmt.Sprintf("%+v", other), path, 200, `"items":[]`)
+		}
+		user = auth.User{Name: "ada"}
+		time.Sleep(10*time.Second - time.Nanosecond)
+		want("within 10 s", path, 200, full)
+		time.Sleep(time.Millisecond)
+		want("after 10 s", path, 200, `"items":[]`)
+		s.Callers = server.Callers{}
+		h = s.Handler()
+		want("without authentication", path, 200, `"items":[]`)
+	})
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
 )
 
 // A Server describes the HTTPS API. Handler and HTTPServer copy its fields: later changes have no effect.
@@ -201,7 +202,8 @@ type handler struct {
 	documents          documents
 	results            results
 	pending            pendingMachines
-	absentToken        tokens.Record // checked in place of a token that does not exist; see bootstrapUser
+	permissions        *cache.LRUExpireCache // api.PermissionList by user
+	absentToken        tokens.Record         // checked in place of a token that does not exist; see bootstrapUser
 }
 
 // readiness is the state of /readyz.
@@ -256,6 +258,7 @@ func (s Server) Handler() (http.Handler, error) {
 		uploads:            s.Limits.uploads(),
 		readiness:          readiness{passes: metrics.Gauge(s.Registerer, "kubejoin_ready", "1 if a check of /readyz passes, else 0.", "check")},
 		absentToken:        tokens.Record{Token: tokens.Generate()},
+		permissions:        cache.NewLRUExpireCache(maxPermissions),
 	}
 	h.operations = &operations.Operations{
 		Minter: &mint.Minter{

@@ -105,6 +105,13 @@ func (c *Client) PrintMachineJoin(ctx context.Context, req api.PrintMachineJoin)
 	return document, err
 }
 
+// ListPermissions returns what the caller may do.
+func (c *Client) ListPermissions(ctx context.Context) (api.PermissionList, error) {
+	var list api.PermissionList
+	err := c.do(ctx, http.MethodGet, "/v1/permissions", nil, &list)
+	return list, err
+}
+
 // Revoke revokes a node, one certificate, or everything that was issued on a token. It returns what was revoked.
 func (c *Client) Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error) {
 	var list api.RevocationList
