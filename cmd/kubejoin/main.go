@@ -135,7 +135,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	}
 	const run = "Run kubejoin"
 	group("Let machines join", strict(tokenCommand(), machineCommand(), claimCommand(), kubeconfigCommand(), certsCommand())...)
-	group("Find out why", strict(timelineCommand(), explainCommand(), doctorCommand(), issuedCommand())...)
+	group("Find out why", strict(timelineCommand(), consoleCommand(), explainCommand(), doctorCommand(), issuedCommand())...)
 	group("Get and revoke certificates", strict(signCommand(), rejoinCommand(), revokeCommand(), caCommand(), hostCommand())...)
 	group(run, strict(signerCommand(), signerConfigCommand(), tokenLimitsCommand(), webhookConfigCommand(), authorizationConfigCommand(), manifestCommand(), storeCommand())...)
 	serve := serveCommand() // not strict: some flags are kube-controller-manager's and may be empty
