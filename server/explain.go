@@ -39,7 +39,11 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 
 // listJoins returns how far machines have joined.
 func (h *handler) listJoins(r *call, req api.ListJoins) (web.Response, error) {
-	return shown(h.operations.ListJoins(r.Context(), req, h.ending))
+	list, err := h.operations.ListJoins(r.Context(), req, h.ending)
+	if r.Context().Err() != nil { // the client no longer waits, which is no failure
+		err = nil
+	}
+	return shown(list, err)
 }
 
 // explainRequest explains what each rule would decide about a certificate request.

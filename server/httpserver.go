@@ -2,11 +2,11 @@ package server
 
 import (
 	"cmp"
-	"context"
 	"crypto/tls"
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
@@ -33,16 +33,15 @@ const MaxBody = web.MaxBody
 // these checks. Request certificates with tls.RequestClientCert or tls.RequireAnyClientCert: with the stricter
 // modes, crypto/tls verifies signatures before these checks.
 func (s Server) HTTPServer(config *tls.Config) (*http.Server, error) {
-	ending, end := context.WithCancel(context.Background())
-	s.ending = ending.Done()
+	ending := make(chan struct{})
+	s.ending = ending
 	handler, err := s.Handler()
 	if err != nil {
-		end()
 		return nil, err
 	}
 	made := web.NewServer(config)
 	made.Handler = handler
-	made.RegisterOnShutdown(end) // requests that only wait end now
+	made.RegisterOnShutdown(sync.OnceFunc(func() { close(ending) })) // calls that wait for a change return
 	// A request for a join command waits for the signature, and then perhaps for the deletion of the token.
 	made.WriteTimeout = max(s.signTimeout(), api.MaxWait) + mint.WithdrawTimeout + 5*time.Second
 	made.ConnState = httplimit.Connections(httplimit.MaxConnections(), s.clientRate(), s.Registerer)

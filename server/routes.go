@@ -64,7 +64,7 @@ func (h *handler) routes() []route {
 		{http.MethodPost, rotationPath + "/abort", "abort-ca", httplimit.Lifecycle, auth.Access{Verb: "update", Resource: "ca-rotations"}, h.stepCA("abort")},
 		{http.MethodPost, "/v1/explain", "explain-request", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, request(h.explainRequest)},
 		{http.MethodGet, "/v1/explain/{node}", "explain", httplimit.Lifecycle, auth.Access{Verb: "get", Resource: "explanations"}, h.explanation},
-		{http.MethodGet, "/v1/join", "list-joins", httplimit.Watches, auth.Access{Verb: "list", Resource: "explanations"}, query(h.listJoins)},
+		{http.MethodGet, "/v1/join", "list-joins", httplimit.Watches, auth.Access{Verb: "list", Resource: "explanations"}, request(h.listJoins)},
 		{http.MethodGet, "/v1/permissions", "list-permissions", httplimit.Lifecycle, auth.Access{}, query(h.listPermissions)},
 		{http.MethodPost, turnPath, "take-turn", httplimit.Lifecycle, auth.Access{}, h.takeTurn},
 		{http.MethodDelete, turnPath, "give-back-turn", httplimit.Lifecycle, auth.Access{}, h.giveBackTurn},

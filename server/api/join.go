@@ -107,7 +107,7 @@ type JoinList struct {
 	Counts map[JoinState]int `json:"counts"`
 	// Nodes is how many nodes can join with the Token of the request; zero without a limit, and without a Token.
 	Nodes int `json:"nodes,omitempty"`
-	// Cursor is for ListJoins.After.
+	// Cursor is for ListJoins.After. It differs after each change of a machine on any page and in any state.
 	Cursor string `json:"cursor"`
 	// Continue is for ListJoins.Continue; empty on the last page.
 	Continue string `json:"continue,omitempty"`

@@ -4,7 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
@@ -52,6 +54,23 @@ func Join(f Facts, now time.Time) api.Join {
 	}
 	j.SortKey, j.Version = sortKey(j), version(j, now)
 	return j
+}
+
+// JoinList returns a list with these machines as Items in order, with Counts, and with a Cursor of 8 bytes that differ after each
+// change. It sorts all.
+func JoinList(all []api.Join) api.JoinList {
+	list := api.JoinList{Items: all, Counts: map[api.JoinState]int{}}
+	for _, s := range api.JoinStates {
+		list.Counts[s] = 0
+	}
+	slices.SortFunc(all, func(a, b api.Join) int { return strings.Compare(a.SortKey, b.SortKey) })
+	sum := sha256.New()
+	for _, j := range all {
+		list.Counts[j.State]++
+		_, _ = io.WriteString(sum, j.Version) // never fails
+	}
+	list.Cursor = string(sum.Sum(nil)[:8])
+	return list
 }
 
 // sortKey orders machines by state. Of those that have joined, the last one is first. In other states, the machine that waits

@@ -3,13 +3,10 @@ package operations
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
@@ -87,35 +84,26 @@ func checkJoins(req *api.ListJoins) (wait time.Duration, err error) {
 	return wait, nil
 }
 
-// joinPage returns a page of the machines of a list. The counts and the cursor are those of all pages.
+// joinPage returns a page of a list. It does not change the list, which all callers share, and takes no time for other pages.
 func joinPage(list api.JoinList, req api.ListJoins) (api.JoinList, error) {
-	all := list.Items
-	list.APIVersion, list.Kind, list.Counts = api.GroupVersion, api.KindJoinList, map[api.JoinState]int{}
-	for _, s := range api.JoinStates {
-		list.Counts[s] = 0
-	}
-	selected := make([]api.Join, 0, len(all))
-	for _, j := range all {
-		list.Counts[j.State]++
-		if req.State == "" || string(j.State) == req.State {
-			selected = append(selected, j)
+	list.APIVersion, list.Kind = api.GroupVersion, api.KindJoinList
+	selected, at := list.Items, 0
+	for _, s := range api.JoinStates { // the order of the items
+		next := at + list.Counts[s]
+		if string(s) == req.State {
+			selected = list.Items[at:next]
 		}
+		at = next
 	}
-	slices.SortFunc(selected, func(a, b api.Join) int { return strings.Compare(a.SortKey, b.SortKey) })
-	sum := sha256.New()
-	for _, j := range selected {
-		_, _ = io.WriteString(sum, j.Version) // never fails
-	}
-	cursor := string(sum.Sum(nil)[:versionSize])
-	var err error
-	page := api.ListPage{Limit: req.Limit, Continue: req.Continue}
-	if list.Items, list.Continue, err = Page(selected, api.KindJoinList, func(j api.Join) string { return j.SortKey }, page); err != nil {
+	page, next, err := Page(selected, api.KindJoinList, func(j api.Join) string { return j.SortKey }, api.ListPage{Limit: req.Limit, Continue: req.Continue})
+	if err != nil {
 		return api.JoinList{}, err
 	}
-	for _, j := range list.Items {
-		cursor += j.Version
+	cursor := []byte(list.Cursor)
+	for _, j := range page {
+		cursor = append(cursor, j.Version...)
 	}
-	list.Cursor = base64.RawURLEncoding.EncodeToString([]byte(cursor))
+	list.Items, list.Continue, list.Cursor = append([]api.Join{}, page...), next, base64.RawURLEncoding.EncodeToString(cursor)
 	return list, nil
 }
 
@@ -137,7 +125,7 @@ func onlyChanged(list api.JoinList, after string) api.JoinList {
 	return list
 }
 
-// versionSize is the size of an [api.Join.Version], in bytes.
+// versionSize is the size of an [api.Join.Version] and of the version of a list, in bytes.
 const versionSize = 8
 
 // readVersions returns the versions in a cursor: that of the list, and those of the machines on the page.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -29,7 +30,7 @@ func joining(all ...api.Join) *machines {
 	m := &machines{all: all}
 	m.Joins = func(context.Context, string, string) (api.JoinList, error) {
 		m.looks++
-		return api.JoinList{Items: slices.Clone(m.all)}, m.err
+		return explain.JoinList(slices.Clone(m.all)), m.err
 	}
 	return m
 }

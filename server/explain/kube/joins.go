@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -95,13 +94,12 @@ type look struct {
 	revoked  map[revocation.Key]revocation.Entry
 	tokens   map[string][]tokens.Record // the tokens that matter to a node name
 	byID     map[string]tokens.Record
-	// listed are the machines without a filter.
-	listed func() []api.Join
+	lists    sync.Map // func() api.JoinList by the ID of a token; that of "" lists the machines without a filter
 }
 
-// List returns how far machines have joined, in any order. Of the list, it sets Items, Nodes and Unread. With a node name or the
-// ID of a token, it returns only the machine of that name, or those of the token, however long ago they have joined. The error
-// wraps [tokens.ErrNotFound] if there is no such token. The result must not be changed.
+// List returns how far machines have joined: what [explain.JoinList] sets, Nodes and Unread. With a node name or the ID of a
+// token, it returns only the machine of that name, or those of the token, however long ago they have joined. The error wraps
+// [tokens.ErrNotFound] if there is no such token. The result must not be changed.
 func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, error) {
 	err := j.looking.Do(ctx, struct{}{}, struct{}{}, func(ctx context.Context, _ []struct{}) {
 		j.mu.Lock()
@@ -123,30 +121,42 @@ func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, err
 	if l.err != nil {
 		return api.JoinList{}, l.err
 	}
-	list := api.JoinList{Unread: l.common.facts.Unread}
-	var record tokens.Record
-	if token != "" {
-		var found bool
-		if record, found = l.byID[token]; !found {
-			return api.JoinList{}, fmt.Errorf("token %s: %w", token, tokens.ErrNotFound)
-		}
-		limits := record.Limits.Strictest()
-		list.Nodes = record.Limits.NodeLimit()
-		if list.Nodes == 0 && !strings.Contains(strings.Join(limits.NodeNames, ""), "*") {
-			list.Nodes = len(limits.NodeNames)
-		}
+	record, found := l.byID[token]
+	if token != "" && !found {
+		return api.JoinList{}, fmt.Errorf("token %s: %w", token, tokens.ErrNotFound)
 	}
-	switch {
-	case node != "":
+	var list api.JoinList
+	if node == "" {
+		list = l.list(token)
+	} else {
+		var only []api.Join
 		if join := l.join(node); l.knows(node) && (token == "" || join.TokenID == token) {
-			list.Items = []api.Join{join}
+			only = append(only, join)
 		}
-	case token != "":
-		list.Items = l.ofToken(record)
-	default:
-		list.Items = l.listed()
+		list = explain.JoinList(only)
+	}
+	list.Unread = l.common.facts.Unread
+	limits := record.Limits.Strictest()
+	list.Nodes = record.Limits.NodeLimit()
+	if list.Nodes == 0 && !strings.Contains(strings.Join(limits.NodeNames, ""), "*") {
+		list.Nodes = len(limits.NodeNames)
 	}
 	return list, nil
+}
+
+// list returns the machines of a token, or those without a filter. All callers share it.
+func (l *look) list(token string) api.JoinList {
+	made, _ := l.lists.LoadOrStore(token, sync.OnceValue(func() api.JoinList {
+		if token != "" {
+			return explain.JoinList(l.ofToken(l.byID[token]))
+		}
+		var all []api.Join
+		for node := range l.names() {
+			all = append(all, l.join(node))
+		}
+		return explain.JoinList(all)
+	}))
+	return made.(func() api.JoinList)()
 }
 
 // watched returns the cache of certificate requests. The watch ends when nobody has called it for joinsIdle.
@@ -217,12 +227,6 @@ func (j *Joins) look(ctx context.Context) *look {
 	}
 	l.indexTokens()
 	j.permissions(ctx, l)
-	l.listed = sync.OnceValue(func() (all []api.Join) {
-		for node := range l.names() {
-			all = append(all, l.join(node))
-		}
-		return all
-	})
 	return l
 }
 
@@ -326,13 +330,13 @@ func (l *look) ofToken(r tokens.Record) (all []api.Join) {
 			names[c.Node] = true
 		}
 	}
-	for _, join := range l.listed() {
+	for _, join := range l.list("").Items {
 		if join.TokenID == id {
 			all = append(all, join)
 			delete(names, join.Node)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+	for name := range names {
 		if join := l.join(name); join.TokenID == id {
 			all = append(all, join)
 		}
