@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -66,6 +67,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 		{"discovery", "GET", infoPath, "", "", "/v1/ca", httplimit.MaxDiscovery},
 		{"join-command", "POST", commandPath, adminBearer, "", tokenPath + "?x", httplimit.MaxJoinCommands},
 		{"lifecycle", "GET", tokenPath, adminBearer, "", "/v1/claim", httplimit.MaxLifecycle},
+		{"watch", "GET", "/v1/join", adminBearer, "", "/v1/join?x", httplimit.MaxWatches},
 		{"certificate", "POST", certificatePath, stranger, "", certificatePath + "?x", httplimit.MaxCertificates},
 		{"token-review", "POST", reviewPath, reviewerBearer, review, reviewPath, httplimit.MaxTokenReviews},
 	}
@@ -81,6 +83,11 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 				h.holdSigned = make(chan struct{})
 			case "discovery", "lifecycle":
 				h.holdJSON = make(chan struct{})
+			case "watch":
+				s.Cluster.Joins = func(ctx context.Context, node, token string) (api.JoinList, error) {
+					h.hold(h.free)
+					return listed(ctx, node, token)
+				}
 			default:
 				s.Tokens = storetest.Before(func() error { h.entered <- struct{}{}; <-h.free; return nil }, "Store.Get").Store(s.store)
 			}

@@ -171,6 +171,7 @@ var asked = map[string]any{
 	"finish-ca":                  api.StepCA{},
 	"abort-ca":                   api.StepCA{},
 	"explain-request":            api.ExplainRequest{},
+	"list-joins":                 api.ListJoins{},
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
@@ -281,7 +282,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "MachineList": api.MachineList{}, "PendingMachineList": api.PendingMachineList{}, "IssuanceEntryList": api.IssuanceEntryList{}, "PermissionList": api.PermissionList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
-	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
+	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "JoinList": api.JoinList{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": api.Version{}, "Problem": api.Problem{},
 }
 

@@ -173,6 +173,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s.Cluster.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
 	}
+	s.Cluster.Joins = listed
 	s.Cluster.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}

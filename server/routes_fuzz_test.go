@@ -66,7 +66,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.Cluster.Turns = &fakeTurns{}
 	must.Get(guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}))
 	s.rotating()
-	s.Cluster.Explain = explained
+	s.Cluster.Explain, s.Cluster.Joins = explained, listed
 	s.Cluster.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
 			return api.RequestExplanation{}, tokens.ErrNotFound
@@ -159,6 +159,7 @@ func seeds(t testing.TB) []shot {
 		{"explain-request", "", "", json, object, 0},
 		{"explain-request", "", "csr=csr-1", "", "", 0},
 		{"explain", "worker-7", "format=text", "", "", 0},
+		{"list-joins", "", "node=worker-7&token=<id>&state=stuck&limit=1&after=AAAAAAAAAAA&wait=30s", "", "", 0},
 		{"cluster-info", "", "", "Accept-Encoding: gzip;q=0.5, *\nIf-None-Match: W/\"a\", *\n", "", 4},
 		{"ca", "", "", "Accept: application/json;q=0, application/x-pem-file, */*\n", "", 4},
 		{"discovery", "", "", "Accept: application/json;as=Table\nIf-None-Match: \"\"\n", "", 4},

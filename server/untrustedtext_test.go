@@ -58,6 +58,8 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 			{"GET", "/v1/" + escaped, ""},
 			{"GET", "/v1/explain/" + escaped, ""},
 			{"GET", "/v1/issued/" + escaped, ""},
+			{"GET", "/v1/join?token=" + escaped, ""},
+			{"GET", "/v1/join?node=" + escaped + "&state=" + escaped + "&after=" + escaped + "&wait=" + escaped, ""},
 			{"DELETE", "/v1/claim/" + escaped, ""},
 			{"POST", "/v1/explain", `{"csr":` + inJSON + `}`},
 			{"POST", "/v1/explain", `{"object":{"apiVersion":` + inJSON + `,"kind":` + inJSON + `}}`},
