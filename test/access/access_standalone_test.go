@@ -44,7 +44,7 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 	}
 	w := tableCheck{p: p, callers: callers, prepare: (&routes{
 		s: s, admin: callers["admin"][0], victim: free.ID(), newToken: func() tokens.Token { _, one := p.JoinArgs(t, "?maxNodes=1"); return one },
-		status: map[string]int{"/v1/explain": 404, "/v1/explain/NODE": 404},
+		status: map[string]int{"/v1/explain": 404, "/v1/explain/NODE": 404, "/v1/join": 404},
 	}).prepare}
 	every := func(string) bool { return true }
 	w.all(t, readAccess(t, "docs/http-api.md", callers), every)

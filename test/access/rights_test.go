@@ -163,8 +163,10 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 		s.RunKubectl(t, "certificate", "approve", name)
 		s.WaitIssued(t, name)
 	}
-	if status, body, err := s.Get(ctx, "/v1/explain/worker-1", s.Bearer(t)); err != nil || status != 200 {
-		t.Errorf("explain: %d %s %v", status, body, err)
+	for _, path := range []string{"/v1/explain/worker-1", "/v1/join"} {
+		if status, body, err := s.Get(ctx, path, s.Bearer(t)); err != nil || status != 200 || strings.Contains(body, `"unread"`) {
+			t.Errorf("%s: %d %s %v", path, status, body, err)
+		}
 	}
 	for _, reason := range []string{"first", "again"} { // the first creates a ConfigMap, the second updates it
 		if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "POST", "/v1/revocation?node=evidence&reason="+reason, "", ""); status != 201 {
