@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -20,7 +21,6 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -67,7 +67,7 @@ func TestListJoins(t *testing.T) {
 	}
 
 	// The client sends each field of a request, and decodes the list.
-	asking := &client.Client{URL: s.url, Bearer: adminBearer, HTTP: s.http}
+	asking := s.by(adminBearer)
 	first := must.Value(asking.ListJoins(t.Context(), api.ListJoins{Node: "worker-7", Token: "abcdef", Limit: 1}))(t)
 	if len(first.Items) != 1 || first.Items[0].Node != "worker-7" || first.Counts[api.JoinJoined] != 1 || first.Nodes != 1 || first.Order != nil || first.Continue == "" {
 		t.Errorf("%+v", first)
@@ -195,18 +195,16 @@ func TestWaitOutlastsTimeouts(t *testing.T) {
 	s := newSite(t)
 	s.Cluster.Joins, s.strict = listed, true
 	s.start(t)
-	var clients sync.WaitGroup
-	for _, protocols := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		clients.Go(func() {
-			asking := &client.Client{URL: s.url, Bearer: adminBearer, HTTP: &http.Client{Transport: &http.Transport{
-				TLSClientConfig: &tls.Config{RootCAs: s.roots()}, ForceAttemptHTTP2: protocols == "HTTP/2.0",
-			}}}
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("HTTP/2 %t", http2), func(t *testing.T) {
+			t.Parallel()
+			asking := s.by(adminBearer)
+			asking.HTTP = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.roots()}, ForceAttemptHTTP2: http2}}
 			defer asking.HTTP.CloseIdleConnections()
 			cursor := must.Value(asking.ListJoins(t.Context(), api.ListJoins{}))(t).Cursor
 			if list, err := asking.ListJoins(t.Context(), api.ListJoins{After: cursor, Wait: "15s"}); err != nil || list.Cursor != cursor {
-				t.Errorf("%s: %+v %v", protocols, list, err)
+				t.Errorf("got %+v %v, want the same list after the wait", list, err)
 			}
 		})
 	}
-	clients.Wait()
 }
