@@ -45,7 +45,7 @@ func (o *Operations) ListJoins(ctx context.Context, req api.ListJoins, ended <-c
 		select {
 		case <-time.After(min(left, joinsEvery)):
 		case <-ended:
-			deadline = time.Time{}
+			return onlyChanged(list, req.After), nil
 		case <-ctx.Done():
 			return api.JoinList{}, ctx.Err()
 		}
