@@ -24,6 +24,7 @@ func (s Server) Routes() []Route {
 // AllRoutes returns the routes of a server with every feature enabled.
 func AllRoutes() []Route {
 	return Server{
+		Console:      true,
 		Certificates: &Certificates{},
 		Webhooks:     Webhooks{TokenReview: &TokenReview{}, Authorization: &Authorization{}},
 		Status:       Status{Metrics: http.NotFoundHandler()},

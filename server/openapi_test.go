@@ -40,7 +40,7 @@ func operationOf(t *testing.T, id string) *openapicheck.Operation {
 
 // pathOf returns the path of an operation with a value for its parameter.
 func pathOf(op *openapicheck.Operation) string {
-	return strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f", "{ca}", "cluster").Replace(op.Path)
+	return strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f", "{ca}", "cluster", "{file}", "app.js").Replace(op.Path)
 }
 
 func TestOpenAPIIsValid(t *testing.T) {
@@ -185,6 +185,8 @@ var asked = map[string]any{
 	"openapi":          nil,
 	"openapi-json":     nil,
 	"reference":        nil,
+	"console":          nil,
+	"console-file":     nil,
 }
 
 // others are the operations that decode no type of package api.
@@ -418,6 +420,7 @@ func listOf(v any) []any { l, _ := v.([]any); return l }
 // The error about an unknown parameter or field lists the known ones. Catches a list that differs from openapi.yaml.
 func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 	s, _ := certifying(t)
+	s.Console = true
 	s.start(t)
 	for _, op := range document(t).Operations {
 		given, ours := asked[op.ID]

@@ -137,13 +137,13 @@ func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 }
 
 func TestReferenceIsUpToDate(t *testing.T) {
-	page, text, err := reference.Page(server.OpenAPI())
+	page, text, err := reference.Page(server.OpenAPI(), must.Get(os.ReadFile("console/page.css")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := newSite(t).Handler()
 	if get(t, h, "/", "Accept", "text/html").Body.String() != string(page) || get(t, h, "/", "Accept", "").Body.String() != string(text) {
-		t.Error("the page is older than openapi.yaml; update it with: go generate ./server")
+		t.Error("the page is older than openapi.yaml or page.css; update it with: go generate ./server")
 	}
 }
 
@@ -178,7 +178,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}
 	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
-	s.Cluster.Turns = &fakeTurns{}
+	s.Cluster.Turns, s.Console = &fakeTurns{}, true
 	memory := s.rotating()
 	stages := map[string]rotation.Stage{"prepare-ca": rotation.Finish, "trust-ca": rotation.Prepare, "switch-ca": rotation.Trust, "finish-ca": rotation.Switch, "abort-ca": rotation.Finish} // before the sample
 	s.start(t)

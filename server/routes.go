@@ -92,6 +92,10 @@ func (h *handler) routes() []route {
 	if h.Webhooks.Authorization != nil {
 		all = append(all, route{http.MethodPost, accessReviewPath, "subjectaccessreview", httplimit.AccessReviews, auth.Access{}, h.accessReview})
 	}
+	if h.Console {
+		all = append(all, route{http.MethodGet, "/console", "console", httplimit.Others, auth.Access{}, query(h.console)})
+		all = append(all, route{http.MethodGet, "/console/{file}", "console-file", httplimit.Others, auth.Access{}, query(h.consoleFile)})
+	}
 	if h.Status.Metrics != nil {
 		all = append(all, route{http.MethodGet, "/metrics", "metrics", httplimit.Others, auth.Access{Verb: "get", Resource: "metrics"}, h.metrics})
 	}

@@ -63,7 +63,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.Minting.Advertise, s.Logger, s.Status.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
 	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer()}
 	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
-	s.Cluster.Turns = &fakeTurns{}
+	s.Cluster.Turns, s.Console = &fakeTurns{}, true
 	must.Get(guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}))
 	s.rotating()
 	s.Cluster.Explain, s.Cluster.Joins = explained, listed
@@ -164,6 +164,7 @@ func seeds(t testing.TB) []shot {
 		{"ca", "", "", "Accept: application/json;q=0, application/x-pem-file, */*\n", "", 4},
 		{"discovery", "", "", "Accept: application/json;as=Table\nIf-None-Match: \"\"\n", "", 4},
 		{"readyz", "", "verbose", "", "", 4},
+		{"console-file", "app.js", "", "", "", 4},
 		{"certificate", "", "duration=1h&usages=client+auth,digital+signature", pem, node, bootstrap},
 		{"certificate", "", "signer=example.com/etcd-peer", "", node, 0},
 		{"tokenreview", "", "timeout=30s", json, review, kubeAPIServer},

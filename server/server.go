@@ -60,6 +60,8 @@ type Server struct {
 	// after a release, the store keeps the past of the claim for that long, so that its certificates cannot be
 	// renewed. With a cluster it is nil, and only the release of a claim with a certificate duration leaves a past.
 	MaxRemainingLifetime func() time.Duration
+	// Console serves the page at /console. Without it, this path and those below it return 404.
+	Console bool
 	// Status has what the server reports about itself: /readyz, /version and /metrics.
 	Status Status
 	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level debug.

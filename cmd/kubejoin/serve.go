@@ -148,6 +148,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
 	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	listVar(f, &o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
+	f.BoolVar(&o.Console, "console", true, "serve the page at /console, which shows what joins")
 	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to go on serving after SIGTERM, with /readyz failing so that load balancers notice")
 	choiceVar(f, &o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: %s", tls12, tls13)
 	heading(f, "HTTPS API flags")

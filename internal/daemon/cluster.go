@@ -330,7 +330,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 			Lifetime:  authority.MaxRemainingLifetime, RejoinWindow: c.options.NodeRules.RejoinWindow,
 		},
 		Rotations: c.rotations(),
-		Limits:    c.options.Limits, Status: c.status(), Logger: c.log, Registerer: c.registry,
+		Limits:    c.options.Limits, Console: c.options.Console, Status: c.status(), Logger: c.log, Registerer: c.registry,
 	}, nil
 }
 

@@ -42,6 +42,7 @@ type Options struct {
 	TLS                          TLS
 	Callers                      Callers
 	Limits                       server.Limits
+	Console                      bool
 	DataDir                      string
 	Etcd                         *etcdstore.Config // replaces the file in DataDir; nil without etcd
 	Webhook                      Webhook

@@ -88,7 +88,7 @@ func (s *service) withoutCluster(_ context.Context, lines issuance.Log) (*site, 
 				Lifetime: authority.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow,
 			},
 			Rotations: rotations, MaxRemainingLifetime: authority.MaxRemainingLifetime,
-			Limits: s.options.Limits, Status: s.status(), Logger: s.log, Registerer: s.registry,
+			Limits: s.options.Limits, Console: s.options.Console, Status: s.status(), Logger: s.log, Registerer: s.registry,
 		},
 		certificate: certificate, listening: listening, banner: alone.readyBanner,
 	}, nil

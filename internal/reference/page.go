@@ -17,16 +17,13 @@ import (
 //go:embed page.html
 var pageTemplate string
 
-//go:embed page.css
-var pageStyle string
-
-// Page returns the reference as HTML for browsers and as text for other clients.
-func Page(document []byte) (page, text []byte, err error) {
+// Page returns the reference as HTML for browsers, with the style sheet in it, and as text for other clients.
+func Page(document, style []byte) (page, text []byte, err error) {
 	of, err := readDescription(document)
 	if err != nil {
 		return nil, nil, err
 	}
-	of.Style = template.CSS(pageStyle)
+	of.Style = template.CSS(style)
 	t, err := template.New("reference").Funcs(template.FuncMap{"prose": prose}).Parse(pageTemplate)
 	if err != nil {
 		return nil, nil, err

@@ -20,7 +20,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	page, text, err := reference.Page(document)
+	style, err := os.ReadFile("console/page.css")
+	if err != nil {
+		return err
+	}
+	page, text, err := reference.Page(document, style)
 	if err != nil {
 		return err
 	}

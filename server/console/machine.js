@@ -1,0 +1,84 @@
+// One machine: its steps, and what explains them.
+import {Watch, get, may, now, repeat} from './api.js';
+import {command, el, english, table, time} from './dom.js';
+import {glyphs, line, stepState} from './line.js';
+import {duration, moment, t} from './text.js';
+
+// steps returns a table of the steps with their times.
+function steps(join) {
+	let before;
+	const rows = join.steps.map((step) => {
+		const took = step.at && before ? duration(Date.parse(step.at) - Date.parse(before)) : '';
+		before = step.at ?? before;
+		return el('tr', {class: step.state}, el('th', {scope: 'row'}, t(`step-${step.name}`)),
+			el('td', {}, `${glyphs[step.state]} ${stepState(step.state)}`), el('td', {}, time(step.at)), el('td', {class: 'number'}, took));
+	});
+	const all = table(t('steps'), [t('step'), t('state'), t('time'), t('after')]);
+	all.append(el('tbody', {}, ...rows));
+	return all;
+}
+
+// Other names are not safe in a shell, and kube-apiserver accepts them for requests.
+const safe = /^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$/;
+
+// requestState returns what has happened to a certificate request. For one that waits, it has the command that approves it.
+function requestState(request, next) {
+	for (const state of ['failed', 'denied']) {
+		const {reason, message} = request[state] ?? {};
+		if (request[state]) return [`${glyphs.refused} ${t(state)} `, english('span', {}, [reason, message].filter(Boolean).join(': '))];
+	}
+	if (request.certificate) return [`${glyphs.done} ${t('issued')}`];
+	if (request.approved) return [`${glyphs.waiting} ${t('approved')}`];
+	const approve = next.find((line) => line.split(/\s/).includes(request.name)) ?? `kubectl certificate approve ${request.name}`;
+	return [`${glyphs.waiting} ${t('waits')}`, safe.test(request.name) ? command(approve) : ''];
+}
+
+function requests(explanation) {
+	const {requests = []} = explanation.evidence;
+	if (!requests.length) return '';
+	const all = table(t('requests'), [t('name'), t('signer'), t('created'), t('state')], {class: 'requests'});
+	all.append(el('tbody', {}, ...requests.map((request) => el('tr', {}, el('th', {scope: 'row'}, el('code', {}, request.name)),
+		el('td', {}, request.signer.replace('kubernetes.io/', '')), el('td', {}, time(request.created)), el('td', {}, ...requestState(request, explanation.next ?? []))))));
+	return all;
+}
+
+// commands returns the next commands.
+function commands(next = []) {
+	return next.length ? el('section', {}, el('h2', {}, t('next')), ...next.map((line) => command(line))) : '';
+}
+
+// machine returns the view of the machine with a node name.
+export function machine(node) {
+	const watch = new Watch({node});
+	const story = el('div', {});
+	const sentence = english('p', {class: 'sentence', role: 'status'}, '');
+	const why = el('div', {});
+	let shown = '';
+
+	async function explain(join, signal) {
+		const explanation = may('get', 'explanations') ? await get(`v1/explain/${encodeURIComponent(node)}`, {}, signal) : {...join, evidence: {}};
+		const text = JSON.stringify([explanation.sentence, explanation.next, explanation.evidence, explanation.unread]);
+		if (text === shown) return;
+		shown = text;
+		if (sentence.textContent !== (explanation.sentence ?? '')) sentence.textContent = explanation.sentence ?? '';
+		const unread = (explanation.unread ?? []).map(({fact, reason}) => el('p', {}, t('unread', fact, reason)));
+		why.replaceChildren(commands(explanation.next), requests(explanation), ...unread);
+	}
+
+	return {
+		title: node,
+		parts: [story, sentence, why],
+		run: (signal) => repeat(signal, async () => {
+			const [join] = (await watch.next(signal)).items;
+			if (join) {
+				const state = el('p', {class: `lead ${join.state}`}, `${glyphs[join.state]} `, t('isSince', t(join.state), join.reason, join.since ? moment(join.since) : t('unknown')));
+				const token = join.tokenID ? el('p', {}, `${t('token')}: `, el('a', {href: `#/token/${encodeURIComponent(join.tokenID)}`}, el('code', {}, join.tokenID))) : '';
+				story.replaceChildren(state, el('div', {class: 'progress'}, line(join, now())), steps(join), token);
+			} else {
+				story.replaceChildren(el('p', {class: 'lead'}, t('nothingAbout', node)));
+			}
+			await explain(join, signal);
+			return 1000;
+		}),
+	};
+}

@@ -1,0 +1,113 @@
+// The labels of the page, and the forms of times. What the server says is shown as it is, in English.
+
+export const languages = {en: 'English', 'zh-CN': '简体中文'};
+
+const labels = {
+	machines: ['Machines', '机器'],
+	tokens: ['Tokens', '令牌'],
+	language: ['Language', '语言'],
+	views: ['Views', '视图'],
+	signIn: ['Sign in', '登录'],
+	signOut: ['Sign out', '退出'],
+	otherToken: ['Sign in with a token', '使用令牌登录'],
+	bearer: ['Bearer token', 'Bearer 令牌'],
+	bearerHelp: ['The page keeps the token in memory until you reload or close it. For a token for one hour:', '页面只在内存中保存该令牌，直到重新加载或关闭页面。获取一小时有效的令牌：'],
+	bearerBad: ['A bearer token has only letters, digits and punctuation.', 'Bearer 令牌只包含字母、数字和标点。'],
+	refused: ['The server does not accept this token.', '服务器不接受该令牌。'],
+	needsSignIn: ['Sign in to see what joins.', '登录后可查看正在加入的机器。'],
+	nothingAllowed: ['You may not list machines or tokens. Ask for the role of a viewer.', '你无权列出机器或令牌。请申请查看者角色。'],
+	node: ['Node', '节点'],
+	state: ['State', '状态'],
+	line: ['Progress', '进度'],
+	duration: ['For', '持续'],
+	token: ['Token', '令牌'],
+	anyState: ['any', '任意'],
+	filter: ['Filter', '筛选'],
+	tokenID: ['Token ID', '令牌 ID'],
+	all: ['All machines', '全部机器'],
+	stuck: ['stuck', '受阻'],
+	joining: ['joining', '正在加入'],
+	expected: ['expected', '尚未出现'],
+	joined: ['joined', '已加入'],
+	'step-token': ['token created', '创建令牌'],
+	'step-requested': ['certificate requested', '请求证书'],
+	'step-claimed': ['name claimed', '占用名称'],
+	'step-issued': ['certificate issued', '签发证书'],
+	'step-registered': ['Node registered', '注册 Node'],
+	'step-ready': ['Node Ready', 'Node 就绪'],
+	done: ['done', '完成'],
+	waiting: ['not yet', '尚未'],
+	refusedStep: ['refused', '被拒绝'],
+	unknown: ['unknown', '未知'],
+	legend: ['Each line begins with the token and ends now, or when the Node is Ready:', '每条线从令牌开始，到现在或 Node 就绪为止：'],
+	none: ['no machine joins, and none has registered within the last hour', '没有机器正在加入，过去一小时内也没有机器注册'],
+	someJoined: ['{0} of {1} joined', '{1} 台中 {0} 台已加入'],
+	wait: ['{0} wait: {1}', '{0} 台在等待：{1}'],
+	notSeen: ['{0} not seen', '{0} 台尚未出现'],
+	more: ['and {0} more', '另有 {0} 台'],
+	unread: ['{0} could not be read: {1}', '无法读取 {0}：{1}'],
+	retrying: ['{0} Retrying in {1}.', '{0} 将在 {1}后重试。'],
+	unreachable: ['The server does not respond.', '服务器没有响应。'],
+	copy: ['Copy', '复制'],
+	copied: ['Copied.', '已复制。'],
+	copyByHand: ['Selected. Copy it with the keyboard.', '已选中，请用键盘复制。'],
+	isSince: ['{0} ({1}) since {2}', '{0}（{1}），自 {2}'],
+	nothingAbout: ['There is nothing about a machine {0}.', '没有关于机器 {0} 的信息。'],
+	next: ['Next commands', '后续命令'],
+	steps: ['Steps', '步骤'],
+	step: ['Step', '步骤'],
+	time: ['Time', '时间'],
+	after: ['After', '间隔'],
+	requests: ['Certificate requests', '证书请求'],
+	name: ['Name', '名称'],
+	signer: ['Signer', '签名者'],
+	created: ['Created', '创建时间'],
+	waits: ['waits', '等待批准'],
+	approved: ['approved', '已批准'],
+	denied: ['denied', '被拒绝'],
+	failed: ['failed', '失败'],
+	issued: ['issued', '已签发'],
+	description: ['Description', '说明'],
+	use: ['Nodes', '节点数'],
+	of: ['{0} of {1}', '{0} / {1}'],
+	unlimited: ['{0}, unlimited', '{0}，不限'],
+	names: ['Names', '名称'],
+	anyName: ['any', '任意'],
+	expires: ['Expires', '过期'],
+	never: ['never', '永不'],
+	noTokens: ['There are no tokens.', '没有令牌。'],
+	newToken: ['New limited token', '新建受限令牌'],
+	maxNodes: ['Maximum nodes', '最多节点数'],
+	nodeNames: ['Node names, with * for any characters', '节点名称，* 表示任意字符'],
+	ttl: ['Lifetime', '有效期'],
+	format: ['Format', '格式'],
+	create: ['Create the token', '创建令牌'],
+	secret: ['Join command of the new token', '新令牌的加入命令'],
+	secretHelp: ['This is shown once. Whoever has it can join machines within the limits of the token.', '仅显示一次。持有者可以在令牌的限制内加入机器。'],
+	forget: ['Done, forget it', '完成并清除'],
+};
+
+let column = navigator.language.startsWith('zh') ? 1 : 0;
+
+export const language = () => Object.keys(languages)[column];
+
+export function setLanguage(tag) {
+	column = Object.keys(languages).indexOf(tag);
+}
+
+// t returns a label, with the arguments in place of {0} and {1}.
+export function t(name, ...args) {
+	return labels[name][column].replace(/\{(\d)\}/g, (_, at) => args[at]);
+}
+
+// duration returns the largest unit of a time in milliseconds.
+export function duration(ms) {
+	const units = [['day', 86400], ['hour', 3600], ['minute', 60], ['second', 1]];
+	const seconds = Math.max(0, Math.round(ms / 1000));
+	const [unit, size] = units.find(([, size]) => seconds >= 2 * size) ?? units[3];
+	return new Intl.NumberFormat(language(), {style: 'unit', unit, unitDisplay: 'short'}).format(Math.floor(seconds / size));
+}
+
+export function moment(time) {
+	return new Intl.DateTimeFormat(language(), {dateStyle: 'medium', timeStyle: 'medium'}).format(new Date(time));
+}
