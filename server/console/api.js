@@ -34,12 +34,12 @@ export async function call(path, {signal, send} = {}) {
 	throw Object.assign(error, {status: response.status, field, wait: Number(response.headers.get('Retry-After'))});
 }
 
-export const get = async (path, query, signal) => (await call(`${path}?${new URLSearchParams(query)}`, {signal})).json();
+export const get = async (path, query, signal) => (await call(query ? `${path}?${new URLSearchParams(query)}` : path, {signal})).json();
 
 // loadPermissions reads what the caller may do.
 export async function loadPermissions(signal) {
 	try {
-		permissions = (await get('v1/permissions', {}, signal)).items;
+		permissions = (await get('v1/permissions', undefined, signal)).items;
 	} catch (error) {
 		if (error.status !== 404) throw error;
 		permissions = undefined;

@@ -38,14 +38,14 @@ function places(join, now) {
 export function line(join, now) {
 	const marks = places(join, now);
 	const node = svg('svg', {class: `line ${join.state}`, role: 'img', 'aria-label': join.steps.map(words).join('; ')});
-	const stroke = (from, to, kind) => node.append(svg('line', {class: kind, x1: `${from}%`, x2: `${to}%`, y1: 14, y2: 14}));
+	const stroke = (from, to, kind) => node.append(svg('line', {class: kind, x1: `${from}%`, x2: `${to}%`, y1: 12, y2: 12}));
 	marks.slice(1).forEach(({step, x}, i) => {
 		const sure = step.state !== 'unknown' && marks[i].step.state !== 'unknown';
 		stroke(marks[i].x, x, sure ? 'sure' : 'unsure');
 	});
 	if (marks.length < join.steps.length) stroke(marks.at(-1)?.x ?? 2, 99, 'open');
 	for (const {step, x} of marks) {
-		node.append(svg('svg', {class: `mark ${step.state}`, x: `${x}%`, y: 14, overflow: 'visible'}, svg('title', {}, words(step)), shapes[step.state]()));
+		node.append(svg('svg', {class: `mark ${step.state}`, x: `${x}%`, y: 12, overflow: 'visible'}, svg('title', {}, words(step)), shapes[step.state]()));
 	}
 	return node;
 }

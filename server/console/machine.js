@@ -42,40 +42,39 @@ function requests(explanation) {
 	return all;
 }
 
-// commands returns the next commands.
-function commands(next = []) {
-	return next.length ? el('section', {}, el('h2', {}, t('next')), ...next.map((line) => command(line))) : '';
-}
-
 // machine returns the view of the machine with a node name.
 export function machine(node) {
 	const watch = new Watch({node});
-	const story = el('div', {});
+	const state = el('p', {class: 'lead'});
+	const story = el('div');
 	const sentence = english('p', {class: 'sentence', role: 'status'}, '');
-	const why = el('div', {});
+	const [next, why] = [el('div'), el('div')];
 	let shown = '';
 
 	async function explain(join, signal) {
-		const explanation = may('get', 'explanations') ? await get(`v1/explain/${encodeURIComponent(node)}`, {}, signal) : {...join, evidence: {}};
+		const explanation = may('get', 'explanations') ? await get(`v1/explain/${encodeURIComponent(node)}`, undefined, signal) : {...join, evidence: {}};
 		const text = JSON.stringify([explanation.sentence, explanation.next, explanation.evidence, explanation.unread]);
 		if (text === shown) return;
 		shown = text;
 		if (sentence.textContent !== (explanation.sentence ?? '')) sentence.textContent = explanation.sentence ?? '';
 		const unread = (explanation.unread ?? []).map(({fact, reason}) => el('p', {}, t('unread', fact, reason)));
-		why.replaceChildren(commands(explanation.next), requests(explanation), ...unread);
+		next.replaceChildren(...(explanation.next ?? []).map((line) => command(line)));
+		why.replaceChildren(...unread, requests(explanation));
 	}
 
 	return {
 		title: node,
-		parts: [story, sentence, why],
+		parts: [state, sentence, next, story, why],
 		run: (signal) => repeat(signal, async () => {
 			const [join] = (await watch.next(signal)).items;
 			if (join) {
-				const state = el('p', {class: `lead ${join.state}`}, `${glyphs[join.state]} `, t('isSince', t(join.state), join.reason, join.since ? moment(join.since) : t('unknown')));
+				const since = join.since ? moment(join.since) : t('unknown');
+				state.replaceChildren(`${glyphs[join.state]} ${t('isSince', t(join.state), join.reason, since)}`);
 				const token = join.tokenID ? el('p', {}, `${t('token')}: `, el('a', {href: `#/token/${encodeURIComponent(join.tokenID)}`}, el('code', {}, join.tokenID))) : '';
-				story.replaceChildren(state, el('div', {class: 'progress'}, line(join, now())), steps(join), token);
+				story.replaceChildren(line(join, now()), steps(join), token);
 			} else {
-				story.replaceChildren(el('p', {class: 'lead'}, t('nothingAbout', node)));
+				state.replaceChildren(t('nothingAbout', node));
+				story.replaceChildren();
 			}
 			await explain(join, signal);
 			return 1000;

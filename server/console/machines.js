@@ -49,9 +49,9 @@ function summary(list) {
 		reasons.set(join.reason, (reasons.get(join.reason) ?? 0) + 1);
 	}
 	const parts = [t('someJoined', counts.joined, total)];
-	if (waiting) parts.push(t('wait', waiting, [...reasons].sort().map(([reason, n]) => `${n} ${reason}`).join(', ')));
+	if (waiting) parts.push(t('wait', waiting, [...reasons].sort().map(([reason, n]) => `${n} ${reason}`).join(t('comma'))));
 	if (total > counts.joined + waiting) parts.push(t('notSeen', total - counts.joined - waiting));
-	return parts.join(', ');
+	return parts.join(t('comma'));
 }
 
 // legend says what the marks mean.
