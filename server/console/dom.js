@@ -46,15 +46,17 @@ export function say(text) {
 	saying = setTimeout(() => { notice.textContent = ''; }, 4000);
 }
 
-// problem shows why the page is not up to date. An empty text removes it.
-export function problem(text) {
-	const place = document.getElementById('problem');
-	if (place.textContent !== text) place.textContent = text;
+// setText changes a text only if it differs: a screen reader reads each change of a status.
+export function setText(node, text) {
+	if (node.textContent !== text) node.textContent = text;
 }
+
+// problem shows why the page is not up to date. An empty text removes it.
+export const problem = (text) => setText(document.getElementById('problem'), text);
 
 // command returns an element with text to paste and a button that copies it. Its function set changes the text.
 export function command(text = '') {
-	const code = el('code', {lang: 'en', tabindex: 0});
+	const code = el('code', {lang: 'en'});
 	const button = el('button', {type: 'button', click: async () => {
 		try {
 			await navigator.clipboard.writeText(code.textContent);
@@ -65,9 +67,7 @@ export function command(text = '') {
 		}
 	}}, t('copy'));
 	const node = el('div', {class: 'command'}, code, button);
-	node.set = (text) => {
-		if (code.textContent !== text) code.textContent = text;
-	};
+	node.set = (text) => setText(code, text);
 	node.set(text);
 	return node;
 }

@@ -1,6 +1,6 @@
 // One machine: its steps, and what explains them.
 import {Watch, get, may, now, repeat} from './api.js';
-import {command, el, english, table, time} from './dom.js';
+import {command, el, english, setText, table, time} from './dom.js';
 import {glyphs, line, stepState} from './line.js';
 import {duration, moment, t} from './text.js';
 
@@ -45,9 +45,9 @@ function requests(explanation) {
 // machine returns the view of the machine with a node name.
 export function machine(node) {
 	const watch = new Watch({node});
-	const state = el('p', {class: 'lead'});
+	const state = el('p', {class: 'lead', role: 'status'});
 	const story = el('div');
-	const sentence = english('p', {class: 'sentence', role: 'status'}, '');
+	const sentence = english('p', {}, '');
 	const [next, why] = [el('div'), el('div')];
 	let shown = '';
 
@@ -56,7 +56,7 @@ export function machine(node) {
 		const text = JSON.stringify([explanation.sentence, explanation.next, explanation.evidence, explanation.unread]);
 		if (text === shown) return;
 		shown = text;
-		if (sentence.textContent !== (explanation.sentence ?? '')) sentence.textContent = explanation.sentence ?? '';
+		sentence.textContent = explanation.sentence ?? '';
 		const unread = (explanation.unread ?? []).map(({fact, reason}) => el('p', {}, t('unread', fact, reason)));
 		next.replaceChildren(...(explanation.next ?? []).map((line) => command(line)));
 		why.replaceChildren(...unread, requests(explanation));
@@ -68,12 +68,11 @@ export function machine(node) {
 		run: (signal) => repeat(signal, async () => {
 			const [join] = (await watch.next(signal)).items;
 			if (join) {
-				const since = join.since ? moment(join.since) : t('unknown');
-				state.replaceChildren(`${glyphs[join.state]} ${t('isSince', t(join.state), join.reason, since)}`);
+				setText(state, `${glyphs[join.state]} ${t('isSince', t(join.state), join.reason, join.since ? moment(join.since) : t('unknown'))}`);
 				const token = join.tokenID ? el('p', {}, `${t('token')}: `, el('a', {href: `#/token/${encodeURIComponent(join.tokenID)}`}, el('code', {}, join.tokenID))) : '';
 				story.replaceChildren(line(join, now()), steps(join), token);
 			} else {
-				state.replaceChildren(t('nothingAbout', node));
+				setText(state, t('nothingAbout', node));
 				story.replaceChildren();
 			}
 			await explain(join, signal);

@@ -1,6 +1,6 @@
 // The machines that join, stuck ones first.
 import {Watch, now, repeat} from './api.js';
-import {command, el, english, field, table} from './dom.js';
+import {command, el, english, field, setText, table} from './dom.js';
 import {glyphs, line, stepState} from './line.js';
 import {duration, t} from './text.js';
 
@@ -21,7 +21,8 @@ class Row {
 		this.body = el('tbody', {}, el('tr', {}, name, this.state, this.line, this.duration, this.token), this.advice);
 	}
 
-	draw(join, at) {
+	// draw shows the machine at a time. The line of a machine that has not joined grows with each tick.
+	draw(join, at, tick) {
 		if (this.join !== join) {
 			this.body.className = join.state;
 			this.state.replaceChildren(el('b', {}, `${glyphs[join.state]} ${t(join.state)}`), ' ', english('span', {class: 'reason'}, join.reason));
@@ -32,7 +33,7 @@ class Row {
 			this.command.hidden = !join.next?.length;
 			this.advice.hidden = !join.sentence;
 		}
-		if (this.join !== join || join.state !== 'joined') this.line.replaceChildren(line(join, at));
+		if (this.join !== join || tick && join.state !== 'joined') this.line.replaceChildren(line(join, at));
 		this.duration.textContent = join.since ? duration(at - Date.parse(join.since)) : '';
 		this.join = join;
 	}
@@ -68,14 +69,14 @@ export function machines(token = '') {
 	const unread = el('div');
 	const body = table(t('machines'), [t('node'), t('state'), t('line'), t('duration'), t('token')], {class: 'machines'});
 
-	function draw() {
+	function draw(tick) {
 		const focused = document.activeElement;
 		const at = now();
 		let place = body.tHead.nextSibling;
 		for (const join of list.items) {
 			const row = rows.get(join.node) ?? new Row(join.node);
 			rows.set(join.node, row);
-			row.draw(join, at);
+			row.draw(join, at, tick);
 			row.body.hidden = !join.node.includes(filter.node);
 			if (row.body === place) place = place.nextSibling;
 			else body.insertBefore(row.body, place);
@@ -93,8 +94,7 @@ export function machines(token = '') {
 		const present = new Set(list.items.map(({node}) => node));
 		for (const node of rows.keys()) if (!present.has(node)) rows.delete(node);
 		draw();
-		const text = summary(list);
-		if (counts.textContent !== text) counts.textContent = text; // a screen reader reads each change
+		setText(counts, summary(list));
 		const all = filter.state ? list.counts[filter.state] : Object.values(list.counts).reduce((sum, n) => sum + n, 0);
 		more.textContent = list.continue ? t('more', all - list.items.length) : '';
 		unread.replaceChildren(...(list.unread ?? []).map(({fact, reason}) => el('p', {}, t('unread', fact, reason))));
@@ -109,7 +109,7 @@ export function machines(token = '') {
 		title: t('machines'),
 		// run follows the machines until the signal is aborted.
 		async run(signal) {
-			const clock = setInterval(() => list && draw(), 5000);
+			const clock = setInterval(() => list && draw(true), 5000);
 			try {
 				await repeat(signal, async () => {
 					show(await watch.next(signal));
@@ -138,7 +138,10 @@ export function machines(token = '') {
 		location.hash = short ? `#/token/${short}` : '#/machines';
 	}});
 	id.value = token;
-	const controls = el('form', {class: 'filter', role: 'search', 'aria-label': t('filter'), submit: (event) => event.preventDefault()},
+	const controls = el('form', {class: 'filter', role: 'search', 'aria-label': t('filter'), submit: (event) => {
+		event.preventDefault();
+		if (filter.node && document.activeElement === node) location.hash = `#/machine/${encodeURIComponent(filter.node)}`; // perhaps not among the first
+	}},
 		field(t('node'), node), field(t('state'), state), field(t('tokenID'), id), token ? el('a', {href: '#/machines'}, t('all')) : '');
 	view.parts = [controls, counts, unread, body, more, legend()];
 	return view;

@@ -47,8 +47,8 @@ const labels = {
 	notSeen: ['{0} not seen', '{0} 台尚未出现'],
 	more: ['and {0} more', '另有 {0} 台'],
 	unread: ['{0} could not be read: {1}', '无法读取 {0}：{1}'],
-	retrying: ['{0} Retrying in {1}.', '{0} 将在 {1}后重试。'],
-	unreachable: ['The server does not respond.', '服务器没有响应。'],
+	retrying: ['Retrying in {1}: {0}', '{1}后重试：{0}'],
+	unreachable: ['the server does not respond', '服务器没有响应'],
 	copy: ['Copy', '复制'],
 	copied: ['Copied.', '已复制。'],
 	copyByHand: ['Selected. Copy it with the keyboard.', '已选中，请用键盘复制。'],
@@ -87,13 +87,16 @@ const labels = {
 	forget: ['Done, forget it', '完成并清除'],
 };
 
-let column = navigator.language.startsWith('zh') ? 1 : 0;
+let column, moments;
 
 export const language = () => Object.keys(languages)[column];
 
 export function setLanguage(tag) {
 	column = Object.keys(languages).indexOf(tag);
+	moments = new Intl.DateTimeFormat(tag, {dateStyle: 'medium', timeStyle: 'medium'});
 }
+
+setLanguage(navigator.language.startsWith('zh') ? 'zh-CN' : 'en');
 
 // t returns a label, with the arguments in place of {0} and {1}.
 export function t(name, ...args) {
@@ -108,6 +111,4 @@ export function duration(ms) {
 	return new Intl.NumberFormat(language(), {style: 'unit', unit, unitDisplay: 'short'}).format(Math.floor(seconds / size));
 }
 
-export function moment(time) {
-	return new Intl.DateTimeFormat(language(), {dateStyle: 'medium', timeStyle: 'medium'}).format(new Date(time));
-}
+export const moment = (time) => moments.format(new Date(time));

@@ -20,6 +20,7 @@ function row(token) {
 // secret shows a join command until it is removed.
 function secret(text, warnings) {
 	const join = command(text);
+	join.firstChild.tabIndex = 0; // long ones scroll
 	const heading = el('h2', {tabindex: -1}, t('secret'));
 	const node = el('section', {class: 'secret'}, heading, el('p', {}, t('secretHelp')), ...warnings.map((line) => english('p', {class: 'warning'}, line)), join);
 	node.clear = () => {
