@@ -49,7 +49,7 @@ export async function loadPermissions(signal) {
 // may reports whether to offer something. If the server does not say, reading is offered, and nothing that changes.
 export function may(verb, resource) {
 	if (!permissions) return verb !== 'create';
-	return permissions.some((p) => p.verb === verb && p.resource === resource);
+	return permissions.some((p) => p.verb === verb && p.resource === resource && !p.name);
 }
 
 // sleep waits, or returns early when the signal is aborted.

@@ -26,10 +26,12 @@ function build(node, attributes = {}, children) {
 	return node;
 }
 
-// table returns a table with the names of its columns.
-export function table(caption, columns, attributes) {
+// table returns a table. A row is a list of cells, and a cell a list of children. On a narrow page, each cell has its label.
+export function table(caption, columns, rows = [], attributes = {}) {
 	const head = el('thead', {}, el('tr', {}, ...columns.map((name) => el('th', {scope: 'col'}, name))));
-	return el('table', attributes, el('caption', {}, caption), head);
+	const body = rows.map(([name, ...cells]) => el('tr', {}, el('th', {scope: 'row'}, ...name),
+		...cells.map((children, i) => el('td', {'data-label': columns[i + 1]}, ...children))));
+	return el('table', attributes, el('caption', {}, caption), head, body.length ? el('tbody', {}, ...body) : '');
 }
 
 // english returns an element with text of the server, for screen readers in another language.

@@ -10,12 +10,9 @@ function steps(join) {
 	const rows = join.steps.map((step) => {
 		const took = step.at && before ? duration(Date.parse(step.at) - Date.parse(before)) : '';
 		before = step.at ?? before;
-		return el('tr', {class: step.state}, el('th', {scope: 'row'}, t(`step-${step.name}`)),
-			el('td', {}, `${glyphs[step.state]} ${stepState(step.state)}`), el('td', {}, time(step.at)), el('td', {class: 'number'}, took));
+		return [[t(`step-${step.name}`)], [`${glyphs[step.state]} ${stepState(step.state)}`], [time(step.at)], [took]];
 	});
-	const all = table(t('steps'), [t('step'), t('state'), t('time'), t('after')]);
-	all.append(el('tbody', {}, ...rows));
-	return all;
+	return table(t('steps'), [t('step'), t('state'), t('time'), t('after')], rows);
 }
 
 // Other names are not safe in a shell, and kube-apiserver accepts them for requests.
@@ -35,11 +32,9 @@ function requestState(request, next) {
 
 function requests(explanation) {
 	const {requests = []} = explanation.evidence;
-	if (!requests.length) return '';
-	const all = table(t('requests'), [t('name'), t('signer'), t('created'), t('state')], {class: 'requests'});
-	all.append(el('tbody', {}, ...requests.map((request) => el('tr', {}, el('th', {scope: 'row'}, el('code', {}, request.name)),
-		el('td', {}, request.signer.replace('kubernetes.io/', '')), el('td', {}, time(request.created)), el('td', {}, ...requestState(request, explanation.next ?? []))))));
-	return all;
+	const rows = requests.map((request) => [[el('code', {}, request.name)], [request.signer.replace('kubernetes.io/', '')], [time(request.created)],
+		requestState(request, explanation.next ?? [])]);
+	return rows.length ? table(t('requests'), [t('name'), t('signer'), t('created'), t('state')], rows, {class: 'requests'}) : '';
 }
 
 // machine returns the view of the machine with a node name.

@@ -67,7 +67,7 @@ export function machines(token = '') {
 	const counts = el('p', {class: 'lead', role: 'status'});
 	const more = el('p', {});
 	const unread = el('div');
-	const body = table(t('machines'), [t('node'), t('state'), t('line'), t('duration'), t('token')], {class: 'machines'});
+	const body = table(t('machines'), [t('node'), t('state'), t('line'), t('duration'), t('token')], [], {class: 'machines'});
 
 	function draw(tick) {
 		const focused = document.activeElement;

@@ -76,6 +76,7 @@ const labels = {
 	expires: ['Expires', '过期'],
 	never: ['never', '永不'],
 	noTokens: ['There are no tokens.', '没有令牌。'],
+	moreTokens: ['There are more: kubejoin token list', '还有更多：kubejoin token list'],
 	newToken: ['New limited token', '新建受限令牌'],
 	maxNodes: ['Maximum nodes', '最多节点数'],
 	nodeNames: ['Node names, with * for any characters', '节点名称，* 表示任意字符'],

@@ -11,10 +11,14 @@ function row(token) {
 	const limit = token.maxNodes;
 	const use = limit ? [t('of', used, limit), el('meter', {min: 0, max: limit, value: used, 'aria-hidden': 'true'})] : [t('unlimited', used)];
 	const names = (token.nodeNames ?? []).join(', ');
-	return el('tr', {class: token.status}, el('th', {scope: 'row'}, el('a', {href: `#/token/${encodeURIComponent(token.id)}`}, el('code', {}, token.id))),
-		el('td', {}, english('span', {}, [token.status, token.problem].filter(Boolean).join(': '))), el('td', {class: 'use'}, ...use),
-		el('td', {}, names ? el('code', {}, names) : t('anyName')), el('td', {}, token.expires ? duration(Date.parse(token.expires) - now()) : t('never')),
-		el('td', {}, token.description ?? ''));
+	return [
+		[el('a', {href: `#/token/${encodeURIComponent(token.id)}`}, el('code', {}, token.id))],
+		[english('span', {}, [token.status, token.problem].filter(Boolean).join(': '))],
+		use,
+		[names ? el('code', {}, names) : t('anyName')],
+		[token.expires ? duration(Date.parse(token.expires) - now()) : t('never')],
+		[token.description ?? ''],
+	];
 }
 
 // secret shows a join command until it is removed.
@@ -88,9 +92,8 @@ export function tokens() {
 		run: (signal) => repeat(signal, async () => {
 			if (!may('list', 'tokens')) return 30_000;
 			const {items, warnings = [], continue: rest} = await get('v1/token', {limit: 200}, signal);
-			const all = table(t('tokens'), [t('tokenID'), t('state'), t('use'), t('names'), t('expires'), t('description')], {class: 'tokens'});
-			all.append(el('tbody', {}, ...items.map(row)));
-			list.replaceChildren(...warnings.map((line) => english('p', {class: 'warning'}, line)), items.length ? all : el('p', {}, t('noTokens')), rest ? '…' : '');
+			const all = table(t('tokens'), [t('tokenID'), t('state'), t('use'), t('names'), t('expires'), t('description')], items.map(row), {class: 'tokens'});
+			list.replaceChildren(...warnings.map((line) => english('p', {class: 'warning'}, line)), items.length ? all : el('p', {}, t('noTokens')), rest ? el('p', {}, t('moreTokens')) : '');
 			return 30_000;
 		}),
 		leave: clear, // the secret is in no element from now on
