@@ -55,7 +55,7 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	} {
 		t.Run(test.problem, func(t *testing.T) {
 			s, _ := certifying(t)
-			s.Webhooks.TokenReview = &server.TokenReview{}
+			s.Console, s.Webhooks.TokenReview = true, &server.TokenReview{}
 			s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 			if s.Registerer = nil; test.change != nil {
 				test.change(s)

@@ -93,7 +93,8 @@ export function tokens() {
 			if (!may('list', 'tokens')) return 30_000;
 			const {items, warnings = [], continue: rest} = await get('v1/token', {limit: 200}, signal);
 			const all = table(t('tokens'), [t('tokenID'), t('state'), t('use'), t('names'), t('expires'), t('description')], items.map(row), {class: 'tokens'});
-			list.replaceChildren(...warnings.map((line) => english('p', {class: 'warning'}, line)), items.length ? all : el('p', {}, t('noTokens')), rest ? el('p', {}, t('moreTokens')) : '');
+			const notes = warnings.map((line) => english('p', {class: 'warning'}, line));
+			list.replaceChildren(...notes, items.length ? all : el('p', {}, t('noTokens')), rest ? el('p', {}, t('moreTokens')) : '');
 			return 30_000;
 		}),
 		leave: clear, // the secret is in no element from now on

@@ -262,6 +262,8 @@ func (r *routes) prepare(t *testing.T, route, column string, allowed bool) (path
 		return path, "application/json", `{"csr":"walk"}`, status
 	case path == "/v1/explain/NODE":
 		return "/v1/explain/worker-1", "", "", status
+	case path == "/console/FILE":
+		return "/console/app.js", "", "", status
 	case path == "/v1/certificate":
 		query, request := certificateFor(t, column)
 		return path + query, "application/pkcs10", request, status
