@@ -26,8 +26,8 @@ export async function call(path, {signal, send} = {}) {
 		signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
 		cache: 'no-store', credentials: 'same-origin', mode: 'same-origin', redirect: 'error',
 	});
-	const date = Date.parse(response.headers.get('Date'));
-	if (Math.abs(date - Date.now()) > 2000) ahead = date - Date.now();
+	const difference = Date.parse(response.headers.get('Date')) - Date.now();
+	ahead = Math.abs(difference) > 2000 ? difference : 0; // the header has whole seconds
 	if (response.ok) return response;
 	const {detail, title, field} = await response.json().catch(() => ({}));
 	const error = new Error(detail || title || `${response.status} ${response.statusText}`);

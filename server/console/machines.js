@@ -50,7 +50,8 @@ function summary(list) {
 		reasons.set(join.reason, (reasons.get(join.reason) ?? 0) + 1);
 	}
 	const parts = [t('someJoined', counts.joined, total)];
-	if (waiting) parts.push(t('wait', waiting, [...reasons].sort().map(([reason, n]) => `${n} ${reason}`).join(t('comma'))));
+	const why = [...reasons].sort().map(([reason, n]) => `${n} ${reason}`).join(t('comma'));
+	if (waiting) parts.push(t('wait', waiting) + (why && t('colon') + why)); // the page of one state has no reasons of others
 	if (total > counts.joined + waiting) parts.push(t('notSeen', total - counts.joined - waiting));
 	return parts.join(t('comma'));
 }
