@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -45,9 +45,9 @@ issued, Node registered, Node Ready. It is = (done), . (not yet), x (refused) or
 for example because the request was deleted since). With NODE, each step is shown with its time.
 
 --watch follows the changes until you press Ctrl-C: on a terminal as a table, and in a pipe as
-one line for each change (-o json: one object in each line). With NODE or --token, it ends with
-exit code 0 when that machine, or all nodes of the token, have joined. It ends with 3 if the
-token expires before.
+one line for each change (-o json: one object in each line). With NODE, or a --token with a
+limit of nodes, it ends with exit code 0 when that machine, or all nodes of the token, have
+joined. It ends with 3 if the token expires before.
 
 Without --watch, the exit code is 3 if the machine, or a node of the token, has not joined.` + remoteHelp,
 		Example: `  kubejoin timeline
@@ -73,8 +73,8 @@ Without --watch, the exit code is 3 if the machine, or a node of the token, has 
 				if err != nil {
 					return err
 				}
-				err = o.show(cmd.OutOrStdout(), req, list)
-				if err == nil && (req.Node != "" || req.Token != "") && !allJoined(req, list) {
+				err = o.show(cmd.OutOrStdout(), req.Node, list)
+				if err == nil && (req.Node != "" || req.Token != "") && !allJoined(list) {
 					err = exitNotJoined
 				}
 				return err
@@ -101,6 +101,7 @@ func (o *timelineOptions) request(args []string) (api.ListJoins, error) {
 	if len(args) > 0 {
 		req.Node = args[0]
 		m.in("NODE", tokens.CheckNodeName(req.Node))
+		m.when(o.token != "" || o.state != "", "NODE: excludes --token and --state")
 	}
 	if o.token != "" {
 		m.in("--token", tokens.CheckID(o.token))
@@ -113,72 +114,58 @@ func (o *timelineOptions) request(args []string) (api.ListJoins, error) {
 // allJoins returns all pages of the machines.
 func allJoins(ctx context.Context, r *remote, req api.ListJoins) (api.JoinList, error) {
 	all, err := r.ListJoins(ctx, req)
-	for next := all.Continue; err == nil && next != ""; {
+	for err == nil && all.Continue != "" {
 		var page api.JoinList
-		page, err = r.ListJoins(ctx, api.ListJoins{Node: req.Node, Token: req.Token, State: req.State, Continue: next})
-		all.Items, next = append(all.Items, page.Items...), page.Continue
+		req.Continue = all.Continue
+		page, err = r.ListJoins(ctx, req)
+		all.Items, all.Continue = append(all.Items, page.Items...), page.Continue
 	}
-	all.Continue = ""
 	return all, err
 }
 
-// total returns how many machines are to join.
-func total(list api.JoinList) int {
-	sum := 0
+// total returns how many machines are to join: all nodes of a token, or else the machines so far.
+func total(list api.JoinList) (sum int) {
 	for _, n := range list.Counts {
 		sum += n
 	}
-	return max(sum, list.Nodes)
+	return cmp.Or(list.Nodes, sum)
 }
 
-// allJoined reports whether the machine, or all nodes of the token, have joined. A token without a limit can let in others at
-// any time.
-func allJoined(req api.ListJoins, list api.JoinList) bool {
+func allJoined(list api.JoinList) bool {
 	joined := list.Counts[api.JoinJoined]
-	return joined > 0 && joined >= total(list) && (req.Node != "" || list.Nodes > 0)
+	return joined > 0 && joined >= total(list)
 }
 
 // show prints the machines once.
-func (o *timelineOptions) show(w io.Writer, req api.ListJoins, list api.JoinList) error {
-	if done, err := o.object(w, list); done {
-		return err
+func (o *timelineOptions) show(w io.Writer, node string, machines api.JoinList) error {
+	switch {
+	case o.format != "text":
+		return list(&o.output, w, machines, machines.Items, func(j api.Join) string { return j.Node }, nil, nil)
+	case node == "":
+		return o.text(w, nil, screen(machines, time.Now(), 0, 0))
+	case len(machines.Items) == 0:
+		return o.text(w, nil, fmt.Sprintf("%s: no machine of this name is known; see 'kubejoin explain %[1]s'\n", node))
 	}
-	if o.format == "name" {
-		for _, j := range list.Items {
-			fmt.Fprintln(w, sanitize(j.Node))
-		}
-		return nil
-	}
-	if req.Node != "" && len(list.Items) == 0 {
-		return fmt.Errorf("there is nothing about a machine %s; see 'kubejoin explain %[1]s'", req.Node)
-	}
-	if req.Node != "" {
-		_, err := io.WriteString(w, story(list.Items[0]))
-		return err
-	}
-	_, err := io.WriteString(w, screen(list, time.Now(), 0, 0))
-	return err
-}
-
-// story returns the steps of one machine.
-func story(j api.Join) string {
+	j := machines.Items[0]
 	rows := [][]string{{"STEP", "STATE", "TIME"}}
 	for _, s := range j.Steps {
 		rows = append(rows, []string{s.Name, s.State, stamp(s.At, "")})
 	}
-	text := fmt.Sprintf("%s is %s (%s) since %s, with token %s\n", j.Node, j.State, j.Reason, stamp(j.Since, "an unknown time"), cmp.Or(j.TokenID, "<unknown>"))
-	return sanitize(text) + tableText(rows) + advice(j)
+	title := fmt.Sprintf("%s is %s (%s) since %s, with token %s", j.Node, j.State, j.Reason, stamp(j.Since, "an unknown time"), cmp.Or(j.TokenID, "<unknown>"))
+	return o.text(w, nil, oneLine(title)+"\n"+tableText(rows)+advice(j))
 }
+
+func oneLine(text string) string { return sanitize(strings.ReplaceAll(text, "\n", " ")) }
 
 // advice returns the sentence and the commands about a machine that is stuck.
 func advice(j api.Join) string {
 	if j.Sentence == "" {
 		return ""
 	}
-	return sanitize(api.NodeExplanation{Sentence: j.Sentence, Next: j.Next}.Text())
+	return api.NodeExplanation{Sentence: j.Sentence, Next: j.Next}.Text()
 }
 
-var stepMarks = map[string]string{api.StepDone: "=", api.StepWaiting: ".", api.StepRefused: "x", api.StepUnknown: "?"}
+var stepMarks = map[string]string{api.StepDone: "=", api.StepWaiting: ".", api.StepRefused: "x"}
 
 // bar returns a character for each step of a machine.
 func bar(j api.Join) (marks string) {
@@ -188,223 +175,192 @@ func bar(j api.Join) (marks string) {
 	return marks
 }
 
-// maxAdvice is how many machines get their sentence under the table.
-const maxAdvice = 5
-
 // screen returns the table of the machines, the sentences of stuck ones, and the summary as the last line. With a width and a
 // height, it fits on a terminal of that size.
 func screen(list api.JoinList, now time.Time, width, height int) string {
-	var below []string
-	for _, j := range list.Items[:min(len(list.Items), maxAdvice)] {
-		if j.State == api.JoinStuck {
-			below = append(below, strings.Split(strings.TrimSuffix(advice(j), "\n"), "\n")...)
-		}
-	}
-	for _, u := range list.Unread {
-		below = append(below, sanitize(fmt.Sprintf("%s could not be read: %s", u.Fact, u.Reason)))
-	}
-	below = append(below, summary(list))
 	items := list.Items
-	if width > 0 {
-		for i, line := range below {
-			below[i] = safetext.Text(line, width)
-		}
-		if room := height - 2 - len(below); len(items) > room { // the heading, and the cursor
-			items = items[:max(room-1, 0)]
-			below = append([]string{fmt.Sprintf("... and %d more", len(list.Items)-len(items))}, below...)
-		}
+	if height > 0 {
+		items = items[:min(len(items), height)]
 	}
 	rows := [][]string{{"NODE", "STATE", "FOR", "STEPS", "TOKEN", "REASON"}}
+	var notes strings.Builder
 	for _, j := range items {
-		rows = append(rows, []string{j.Node, string(j.State), age(j.Since, now), bar(j), cmp.Or(j.TokenID, "<unknown>"), string(j.Reason)})
+		node := safetext.Text(j.Node, cmp.Or(width/3, math.MaxInt)) // a long name leaves the other columns their place
+		rows = append(rows, []string{node, string(j.State), age(j.Since, now), bar(j), cmp.Or(j.TokenID, "<unknown>"), string(j.Reason)})
+		notes.WriteString(advice(j))
 	}
-	lines := strings.Split(strings.TrimSuffix(tableText(rows), "\n"), "\n")
-	if width > 0 {
-		for i, line := range lines {
-			lines[i] = safetext.Text(line, width)
-		}
+	for _, u := range list.Unread {
+		fmt.Fprintf(&notes, "%s could not be read: %s\n", u.Fact, u.Reason)
 	}
-	if len(list.Items) == 0 {
-		lines = nil
+	top, below := slices.Collect(strings.Lines(tableText(rows))), slices.Collect(strings.Lines(notes.String()))
+	if len(items) == 0 {
+		top = nil
 	}
-	return strings.Join(append(lines, below...), "\n") + "\n"
+	if height > 0 {
+		room := max(height-2, 0) // the summary, and the cursor
+		below = below[:min(len(below), max(room/2, room-len(top)))]
+		top = top[:min(len(top), room-len(below))]
+	}
+	var text strings.Builder
+	for _, line := range slices.Concat(top, below, []string{summary(list)}) {
+		text.WriteString(safetext.Text(strings.TrimSuffix(line, "\n"), cmp.Or(width, math.MaxInt)) + "\n")
+	}
+	return text.String()
 }
 
 // summary returns how many machines have joined, and why others have not.
 func summary(list api.JoinList) string {
 	total, joined := total(list), list.Counts[api.JoinJoined]
 	if total == 0 {
-		return "no machine joins, and none has registered within the last hour"
+		return "no machine is joining"
 	}
 	text := fmt.Sprintf("%d of %d joined", joined, total)
-	wait := list.Counts[api.JoinStuck] + list.Counts[api.JoinJoining]
-	if wait > 0 {
-		reasons := map[string]int{}
+	waiting := list.Counts[api.JoinStuck] + list.Counts[api.JoinJoining]
+	if waiting > 0 {
+		var reasons []string
+		count := map[string]int{}
 		for _, j := range list.Items {
-			if j.State == api.JoinStuck || j.State == api.JoinJoining {
-				reasons[string(j.Reason)]++
+			if reason := string(j.Reason); j.State == api.JoinStuck || j.State == api.JoinJoining {
+				if count[reason]++; count[reason] == 1 {
+					reasons = append(reasons, reason)
+				}
 			}
 		}
-		var words []string
-		for reason, n := range reasons {
-			words = append(words, fmt.Sprintf("%d %s", n, reason))
+		for i, reason := range reasons {
+			reasons[i] = fmt.Sprintf("%d %s", count[reason], reason)
 		}
-		slices.Sort(words)
-		text += fmt.Sprintf(", %d wait: %s", wait, strings.Join(words, ", "))
+		text += fmt.Sprintf(", %d wait: %s", waiting, strings.Join(reasons, ", "))
 	}
-	if missing := total - joined - wait; missing > 0 {
+	if missing := total - joined - waiting; missing > 0 {
 		text += fmt.Sprintf(", %d not seen", missing)
 	}
-	return sanitize(text)
+	return text
 }
 
-const (
-	// watchWait is how long one request of --watch waits for a change.
-	watchWait = "30s"
-	// watchRetry is the longest wait before a request that failed is sent again.
-	watchRetry = 30 * time.Second
-)
+// watchWait is how long one request of --watch waits for a change, and the longest pause before a retry.
+const watchWait = 30 * time.Second
 
 // follow shows the changes until all have joined or the token has ended.
-func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) error {
+func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) (err error) {
+	defer func() { err = o.hint(explain(err)) }()
 	o.running = cmd
-	r, stop, err := o.connect(cmd.Context())
+	ctx, out := cmd.Context(), newChanges(cmd.OutOrStdout(), o.format)
+	r, stop, err := o.connect(ctx)
 	if err != nil {
-		return o.hint(err)
+		return err
 	}
 	defer stop()
-	return o.hint(explain(o.watchJoins(cmd, r, req)))
-}
-
-func (o *timelineOptions) watchJoins(cmd *cobra.Command, r *remote, req api.ListJoins) error {
-	ctx, out, pause := cmd.Context(), newWatchOutput(cmd.OutOrStdout(), o), time.Second
 	done := o.response().begin(cmd)
 	list, err := allJoins(ctx, r, req)
 	done()
-	if err == nil && req.Token != "" && list.Nodes == 0 {
-		progress(cmd, "token %s has no node limit, so the watch does not end by itself", req.Token)
-	}
-	for err == nil {
-		if err = out.show(list); err != nil || allJoined(req, list) {
-			return err
-		}
-		if err = change(ctx, r, req, &list); err == nil {
-			pause = time.Second
-			continue
-		}
-		if reasonOf(err) == mint.NoToken {
-			progress(cmd, "%v; %s", err, summary(list))
-			return exitNotJoined
-		}
-		if ctx.Err() == nil && mayRetry(err) {
-			progress(cmd, "%v; retrying in %s", err, safetext.Duration(pause))
-			out.lines = 0 // the next table begins under this line
-			select {
-			case <-time.After(pause):
-				err = nil
-			case <-ctx.Done():
-			}
-			pause = min(2*pause, watchRetry)
-		}
-	}
-	return err
-}
-
-// change waits until the list has changed, for at most watchWait.
-func change(ctx context.Context, r *remote, req api.ListJoins, list *api.JoinList) error {
-	waits := req
-	waits.After, waits.Wait = list.Cursor, watchWait
-	changed, err := r.ListJoins(ctx, waits)
-	if err != nil || changed.Cursor == list.Cursor {
+	if err != nil {
 		return err
 	}
-	now, err := allJoins(ctx, r, req)
-	if err == nil {
-		*list = now
+	limited := req.Node != "" || list.Nodes > 0
+	if req.Token != "" && !limited {
+		progress(cmd, "token %s has no node limit, so the watch does not end by itself", req.Token)
 	}
-	return err
+	for pause := time.Second; ; {
+		if err := out.show(list); err != nil || limited && allJoined(list) {
+			return err
+		}
+		next, err := change(ctx, r, req, list.Cursor)
+		switch {
+		case err == nil:
+			list, pause = next, time.Second
+			continue
+		case reasonOf(err) == mint.NoToken:
+			return fmt.Errorf("%w; %s (%w)", err, summary(list), exitNotJoined)
+		case ctx.Err() != nil || !mayRetry(err):
+			return err
+		}
+		progress(cmd, "%v; retrying in %s", err, safetext.Duration(pause))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+		pause = min(2*pause, watchWait)
+	}
+}
+
+// change waits for a change, for at most watchWait, and returns the machines then.
+func change(ctx context.Context, r *remote, req api.ListJoins, cursor string) (api.JoinList, error) {
+	wait := req
+	wait.After, wait.Wait = cursor, watchWait.String()
+	if _, err := r.ListJoins(ctx, wait); err != nil {
+		return api.JoinList{}, err
+	}
+	return allJoins(ctx, r, req)
 }
 
 // mayRetry reports whether a request may succeed later.
 func mayRetry(err error) bool {
 	var p *api.Problem
 	var refused *tokens.Refusal
-	switch {
-	case errors.As(err, &p):
-		return p.Status >= http.StatusInternalServerError || p.Status == http.StatusTooManyRequests
-	case errors.As(err, &refused):
+	if errors.As(err, &refused) {
 		return refused.Retry
 	}
-	return true // of the network
+	return !errors.As(err, &p) || p.Status >= http.StatusInternalServerError || p.Status == http.StatusTooManyRequests
 }
 
-// A watchOutput shows changes on a terminal or in a pipe.
-type watchOutput struct {
+// changes shows lists of machines on a terminal, or in a pipe what differs from the last list.
+type changes struct {
 	w        io.Writer
-	options  *timelineOptions
-	terminal *os.File // nil in a pipe, and with a format for programs
-	lines    int      // on the terminal
-	shown    map[string]api.Join
+	format   string
+	terminal *os.File          // nil in a pipe, and with a format for programs
+	height   int               // of the terminal
+	shown    map[string]string // by machine
 }
 
-func newWatchOutput(w io.Writer, o *timelineOptions) *watchOutput {
-	out := &watchOutput{w: w, options: o, shown: map[string]api.Join{}}
-	if f, ok := w.(*os.File); ok && o.format == "text" && term.IsTerminal(int(f.Fd())) {
-		out.terminal = f
+func newChanges(w io.Writer, format string) *changes {
+	c := &changes{w: w, format: format}
+	if f, ok := w.(*os.File); ok && format == "text" && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+		c.terminal = f
 	}
-	return out
+	return c
 }
 
 // show shows a list.
-func (out *watchOutput) show(list api.JoinList) error {
-	if out.terminal != nil {
-		width, height, err := term.GetSize(int(out.terminal.Fd()))
-		if err != nil {
+func (c *changes) show(list api.JoinList) error {
+	if c.terminal != nil {
+		width, height, err := term.GetSize(int(c.terminal.Fd()))
+		if err != nil || width <= 0 || height <= 0 {
 			width, height = 80, 24
 		}
-		text := screen(list, time.Now(), width, height)
-		if out.lines > 0 { // back to the first line, and clear all below
-			text = fmt.Sprintf("\x1b[%dA\x1b[J", out.lines) + text
+		text := "\x1b[H\x1b[J" + screen(list, time.Now(), width, height)
+		if height > c.height { // scroll what the terminal shows away before the table takes its place
+			text = strings.Repeat("\n", height) + text
 		}
-		out.lines = strings.Count(text, "\n")
-		_, err = io.WriteString(out.w, text)
+		c.height = height
+		_, err = io.WriteString(c.w, text)
 		return err
 	}
-	now := map[string]api.Join{}
+	before := c.shown
+	c.shown = map[string]string{}
 	for _, j := range list.Items {
-		now[j.Node] = j
-		if before, found := out.shown[j.Node]; found && sameJoin(before, j) {
+		now := fmt.Sprint(j.State, j.Since, j.Reason, j.TokenID, j.Steps)
+		if c.shown[j.Node] = now; before[j.Node] == now {
 			continue
 		}
-		if err := out.line(j); err != nil {
+		if err := c.line(j); err != nil {
 			return err
 		}
 	}
-	out.shown = now
 	return nil
 }
 
-// sameJoin reports whether nothing has happened between two views of a machine. The sentence says how long ago things happened.
-func sameJoin(a, b api.Join) bool {
-	a.Sentence, b.Sentence = "", ""
-	return reflect.DeepEqual(a, b)
-}
-
 // line prints a machine that has changed.
-func (out *watchOutput) line(j api.Join) (err error) {
-	switch out.options.format {
+func (c *changes) line(j api.Join) error {
+	text := fmt.Sprintf("%s %s %s %s %s %s", time.Now().UTC().Format(time.RFC3339), j.Node, j.State, bar(j), j.Reason, j.Sentence)
+	switch c.format {
 	case "json":
-		e := json.NewEncoder(out.w)
+		e := json.NewEncoder(c.w)
 		e.SetEscapeHTML(false)
 		return e.Encode(j)
 	case "name":
-		_, err = fmt.Fprintln(out.w, sanitize(j.Node))
-		return err
+		text = j.Node
 	}
-	text := fmt.Sprintf("%s %s %s %s %s", time.Now().UTC().Format(time.RFC3339), j.Node, j.State, bar(j), j.Reason)
-	if j.Sentence != "" {
-		text += " " + j.Sentence
-	}
-	_, err = fmt.Fprintln(out.w, sanitize(text))
+	_, err := fmt.Fprintln(c.w, strings.TrimSpace(oneLine(text)))
 	return err
 }

@@ -71,6 +71,7 @@ func TestSaysWhatItWaitsFor(t *testing.T) {
 		{"sign", onServer, "for the end of standard input" + ctrlC, ""},
 		{"kubeconfig bootstrap --token-file -", onServer, "for the end of standard input" + ctrlC, ""},
 		{"explain worker-1", onKube, forKube, ""},
+		{"timeline --watch", onServer, forServer, ""},
 		{"claim list", onKube, forKube, ""},
 		{"ca prepare", onServer, forCA, "run kubejoin ca abort, and prepare again"},
 		{"ca trust", onServer, forCA, "the step may have been done: see kubejoin ca status"},

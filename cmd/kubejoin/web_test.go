@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
@@ -34,6 +35,7 @@ type webServer struct {
 	rotations *rotationtest.Memory
 	seen      observations
 	later     time.Duration
+	joins     func(node, token string) (api.JoinList, error)
 	url       string
 	dir       string // the folder with the CA and the bearer token
 }
@@ -56,7 +58,8 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 			},
 			Cross: func(_ rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) { return ca.CrossSign(fresh) },
 		},
-		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Cluster: server.Cluster{Joins: func(_ context.Context, node, token string) (api.JoinList, error) { return started.joins(node, token) }},
+		Tokens:  store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
 	}.Handler())(t)))
 	t.Cleanup(web.Close)
