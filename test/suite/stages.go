@@ -156,6 +156,7 @@ var core = []struct {
 	{"serving certificates", "test/join", "TestAPIServerVerifiesKubeletServingCertificate", true},
 	{"discovery without anonymous access", "test/join", "TestJoinsWithoutAnonymousAccess", false},
 	{"a control plane by one call", "test/join", "TestControlPlaneByOneCall", true},
+	{"the timeline of machines", "test/join", "TestTimelineFollowsMachines", false},
 	{"a machine with a key of its own", "test/join", "TestMachineJoinsWithItsKey", false},
 	{"rejoin", "test/join", "TestExpiredKubeletComesBack", true},
 	{"revocation", "test/access", "TestRevocationWebhook", true},
