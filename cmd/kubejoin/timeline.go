@@ -47,7 +47,7 @@ for example because the request was deleted since). With NODE, each step is show
 --watch follows the changes until you press Ctrl-C: on a terminal as a table, and in a pipe as
 one line for each change (-o json: one object in each line). With NODE, or a --token with a
 limit of nodes, it ends with exit code 0 when that machine, or all nodes of the token, have
-joined. It ends with 3 if the token expires before.
+joined. It ends with 3 if the token ends before.
 
 Without --watch, the exit code is 3 if the machine, or a node of the token, has not joined.` + remoteHelp,
 		Example: `  kubejoin timeline
@@ -70,10 +70,9 @@ Without --watch, the exit code is 3 if the machine, or a node of the token, has 
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := allJoins(ctx, r, req)
-				if err != nil {
-					return err
+				if err == nil {
+					err = o.show(cmd.OutOrStdout(), req.Node, list)
 				}
-				err = o.show(cmd.OutOrStdout(), req.Node, list)
 				if err == nil && (req.Node != "" || req.Token != "") && !allJoined(list) {
 					err = exitNotJoined
 				}
@@ -83,7 +82,7 @@ Without --watch, the exit code is 3 if the machine, or a node of the token, has 
 		ValidArgsFunction: o.offer(1, listNodes),
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.token, "token", "", "only machines of the token with this ID")
+	parsedVar(f, &o.token, "token", "", "only machines of the token with this ID", tokenID)
 	f.StringVar(&o.state, "state", "", "only machines in this state: stuck, joining, expected or joined")
 	f.BoolVarP(&o.watch, "watch", "w", false, "follow the changes")
 	heading(f, "Timeline flags", "token", "state", "watch")
@@ -103,10 +102,6 @@ func (o *timelineOptions) request(args []string) (api.ListJoins, error) {
 		m.in("NODE", tokens.CheckNodeName(req.Node))
 		m.when(o.token != "" || o.state != "", "NODE: excludes --token and --state")
 	}
-	if o.token != "" {
-		m.in("--token", tokens.CheckID(o.token))
-	}
-	m.when(o.state != "" && !slices.Contains(api.JoinStates, api.JoinState(o.state)), "--state: %.40q given, want stuck, joining, expected or joined", o.state)
 	m.when(o.watch && (o.format == "yaml" || o.template != nil), "--output: want text, json or name with --watch")
 	return req, m.first()
 }
@@ -142,7 +137,7 @@ func (o *timelineOptions) show(w io.Writer, node string, machines api.JoinList) 
 	case o.format != "text":
 		return list(&o.output, w, machines, machines.Items, func(j api.Join) string { return j.Node }, nil, nil)
 	case node == "":
-		return o.text(w, nil, screen(machines, time.Now(), 0, 0))
+		return o.text(w, nil, screen(machines, time.Now(), math.MaxInt, math.MaxInt))
 	case len(machines.Items) == 0:
 		return o.text(w, nil, fmt.Sprintf("%s: no machine of this name is known; see 'kubejoin explain %[1]s'\n", node))
 	}
@@ -175,17 +170,12 @@ func bar(j api.Join) (marks string) {
 	return marks
 }
 
-// screen returns the table of the machines, the sentences of stuck ones, and the summary as the last line. With a width and a
-// height, it fits on a terminal of that size.
+// screen returns the table of the machines, the sentences of stuck ones, and the summary as the last line. It fits on a terminal.
 func screen(list api.JoinList, now time.Time, width, height int) string {
-	items := list.Items
-	if height > 0 {
-		items = items[:min(len(items), height)]
-	}
 	rows := [][]string{{"NODE", "STATE", "FOR", "STEPS", "TOKEN", "REASON"}}
 	var notes strings.Builder
-	for _, j := range items {
-		node := safetext.Text(j.Node, cmp.Or(width/3, math.MaxInt)) // a long name leaves the other columns their place
+	for _, j := range list.Items[:min(len(list.Items), height)] {
+		node := safetext.Text(j.Node, width/3) // so that a long name does not hide the other columns
 		rows = append(rows, []string{node, string(j.State), age(j.Since, now), bar(j), cmp.Or(j.TokenID, "<unknown>"), string(j.Reason)})
 		notes.WriteString(advice(j))
 	}
@@ -193,17 +183,15 @@ func screen(list api.JoinList, now time.Time, width, height int) string {
 		fmt.Fprintf(&notes, "%s could not be read: %s\n", u.Fact, u.Reason)
 	}
 	top, below := slices.Collect(strings.Lines(tableText(rows))), slices.Collect(strings.Lines(notes.String()))
-	if len(items) == 0 {
+	if len(list.Items) == 0 {
 		top = nil
 	}
-	if height > 0 {
-		room := max(height-2, 0) // the summary, and the cursor
-		below = below[:min(len(below), max(room/2, room-len(top)))]
-		top = top[:min(len(top), room-len(below))]
-	}
+	room := max(height-2, 0) // the summary, and the cursor
+	below = below[:min(len(below), max(room/2, room-len(top)))]
+	top = top[:min(len(top), room-len(below))]
 	var text strings.Builder
 	for _, line := range slices.Concat(top, below, []string{summary(list)}) {
-		text.WriteString(safetext.Text(strings.TrimSuffix(line, "\n"), cmp.Or(width, math.MaxInt)) + "\n")
+		text.WriteString(safetext.Text(strings.TrimSuffix(line, "\n"), width) + "\n")
 	}
 	return text.String()
 }
@@ -244,7 +232,7 @@ const watchWait = 30 * time.Second
 func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) (err error) {
 	defer func() { err = o.hint(explain(err)) }()
 	o.running = cmd
-	ctx, out := cmd.Context(), newChanges(cmd.OutOrStdout(), o.format)
+	ctx, out := cmd.Context(), changes{w: cmd.OutOrStdout(), format: o.format}
 	r, stop, err := o.connect(ctx)
 	if err != nil {
 		return err
@@ -306,26 +294,16 @@ func mayRetry(err error) bool {
 
 // changes shows lists of machines on a terminal, or in a pipe what differs from the last list.
 type changes struct {
-	w        io.Writer
-	format   string
-	terminal *os.File          // nil in a pipe, and with a format for programs
-	height   int               // of the terminal
-	shown    map[string]string // by machine
+	w      io.Writer
+	format string
+	height int               // of the terminal
+	shown  map[string]string // in a pipe, by machine
 }
 
-func newChanges(w io.Writer, format string) *changes {
-	c := &changes{w: w, format: format}
-	if f, ok := w.(*os.File); ok && format == "text" && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
-		c.terminal = f
-	}
-	return c
-}
-
-// show shows a list.
 func (c *changes) show(list api.JoinList) error {
-	if c.terminal != nil {
-		width, height, err := term.GetSize(int(c.terminal.Fd()))
-		if err != nil || width <= 0 || height <= 0 {
+	if f, ok := c.w.(*os.File); ok && c.format == "text" && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+		width, height, _ := term.GetSize(int(f.Fd()))
+		if width <= 0 || height <= 0 { // a serial console, or an error
 			width, height = 80, 24
 		}
 		text := "\x1b[H\x1b[J" + screen(list, time.Now(), width, height)
@@ -333,7 +311,7 @@ func (c *changes) show(list api.JoinList) error {
 			text = strings.Repeat("\n", height) + text
 		}
 		c.height = height
-		_, err = io.WriteString(c.w, text)
+		_, err := io.WriteString(c.w, text)
 		return err
 	}
 	before := c.shown

@@ -150,7 +150,7 @@ func TestTimelineOnTerminal(t *testing.T) {
 	before := must.Value(unix.IoctlGetTermios(int(term.user.Fd()), unix.TCGETS))(t)
 	cmd := term.start(t, s, "timeline", "--token", "abcdef", "--watch")
 	term.await(t, "0 of 3 joined, 1 wait: 1 NotApproved, 2 not seen")
-	s.set(3, "", machine("worker-1", api.JoinJoining, "====..", "CertificateIssued"), machine("worker-2", api.JoinStuck, "==x...", "TokenSpent"))
+	s.set(3, "", machine("worker-1", api.JoinJoining, "====..", "CertificateIssued"), machine("worker-2", api.JoinStuck, "==.x..", "TokenSpent"))
 	lines := term.await(t, "0 of 3 joined, 2 wait: 1 TokenSpent, 1 CertificateIssued, 1 not seen")
 	if want := []string{"NODE ", "worker-2 ", "worker-1 ", "worker-2: refused 5 s ago", "  kubejoin token create", "0 of 3", ""}; len(lines) != len(want) || !slices.EqualFunc(lines, want, strings.HasPrefix) {
 		t.Errorf("got\n%s", strings.Join(lines, "\n"))
@@ -168,7 +168,7 @@ func TestTimelineOnTerminal(t *testing.T) {
 	var all = []string{"worker-1", "worker-2", "worker-3"}
 	joins := make([]api.Join, 0, 40)
 	for i := range 40 {
-		joins = append(joins, machine(fmt.Sprintf("worker-%d", i+10), api.JoinStuck, "==x...", "TokenSpent"))
+		joins = append(joins, machine(fmt.Sprintf("worker-%d", i+10), api.JoinStuck, "==.x..", "TokenSpent"))
 	}
 	s.set(3, "", joins...)
 	wait.OK(t, "the small table", func() error {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -154,7 +155,7 @@ func TestTimeline(t *testing.T) {
 
 // hostile returns a machine with a text in each field.
 func hostile(text string) api.Join {
-	j := machine(text, api.JoinStuck, "==x...", api.NodeState(text))
+	j := machine(text, api.JoinStuck, "==.x..", api.NodeState(text))
 	j.TokenID, j.Sentence, j.Next, j.Steps[0].Name, j.Steps[0].State = text, text, []string{text}, text, text
 	return j
 }
@@ -171,13 +172,13 @@ func TestTimelineShowsHostileTextAsText(t *testing.T) {
 	must.OK(t, o.show(&out, "", list))
 	must.OK(t, o.show(&out, "worker-1", list))
 	for _, format := range []string{"text", "name"} {
-		must.OK(t, newChanges(&out, format).show(list))
+		must.OK(t, (&changes{w: &out, format: format}).show(list))
 	}
 	if got := out.String(); strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("got %q", got)
 	}
 	out.Reset()
-	must.OK(t, newChanges(&out, "text").show(list))
+	must.OK(t, (&changes{w: &out, format: "text"}).show(list))
 	if got := out.String(); strings.Count(got, "\n") != 1 {
 		t.Errorf("got %q, want one line", got)
 	}
@@ -188,7 +189,7 @@ func TestTimelineFitsOnTerminal(t *testing.T) {
 	t.Parallel()
 	list := api.JoinList{Counts: map[api.JoinState]int{api.JoinStuck: 30, api.JoinJoined: 10}, Unread: []api.UnreadFact{{Fact: "claim", Reason: "forbidden"}}}
 	for i := range 40 {
-		j := machine(fmt.Sprintf("worker-%02d", i), api.JoinStuck, "==x...", "TokenSpent")
+		j := machine(fmt.Sprintf("worker-%02d", i), api.JoinStuck, "==.x..", "TokenSpent")
 		if i == 1 {
 			j = hostile(strings.Repeat("表", 300))
 			j.TokenID = ""
@@ -216,7 +217,7 @@ func TestTimelineFitsOnTerminal(t *testing.T) {
 			t.Errorf("%v: got\n%s", size, text)
 		}
 	}
-	if text := screen(list, time.Now(), 0, 0); strings.Count(text, "\n") < 100 {
+	if text := screen(list, time.Now(), math.MaxInt, math.MaxInt); strings.Count(text, "\n") < 100 {
 		t.Errorf("without a terminal: got\n%s", text)
 	}
 }
@@ -231,15 +232,15 @@ func TestTimelineReadsAllPages(t *testing.T) {
 	}
 	s.set(450, "", all...)
 	for _, flags := range [][]string{{}, {"--watch"}} {
-		out, err := s.run(t, "", append([]string{"timeline", "--token", "abcdef", "-o", "name"}, flags...)...)
+		out, err := s.run(t, "", append([]string{"timeline", "--token", "abcdef.q4sfk29dls0w8fj2", "-o", "name"}, flags...)...)
 		names := strings.Fields(out)
 		if err != nil || len(names) != 450 || !slices.IsSorted(names) {
 			t.Errorf("%v: got %d names (%v), want 450", flags, len(names), err)
 		}
 	}
 	for _, q := range s.queries {
-		if !strings.Contains(q, "token=abcdef") {
-			t.Errorf("got query %s, want the token", q)
+		if !strings.Contains(q, "token=abcdef") || strings.Contains(q, "q4s") {
+			t.Errorf("got query %s, want the ID of the token", q)
 		}
 	}
 }
@@ -248,7 +249,7 @@ func TestTimelineReadsAllPages(t *testing.T) {
 func TestTimelinePrintsEachChangeOnce(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	c, j := newChanges(&out, "text"), machine("worker-1", api.JoinStuck, "==x...", "TokenSpent")
+	c, j := changes{w: &out, format: "text"}, machine("worker-1", api.JoinStuck, "==.x..", "TokenSpent")
 	for _, change := range []func(){
 		func() {},
 		func() {}, func() { j.Version, j.Sentence = "2", "worker-1: refused 6 s ago: token abcdef is spent" },
@@ -258,7 +259,7 @@ func TestTimelinePrintsEachChangeOnce(t *testing.T) {
 		change()
 		must.OK(t, c.show(api.JoinList{Items: []api.Join{j}}))
 	}
-	if got := out.String(); strings.Count(got, "\n") != 3 || strings.Count(got, " ==x... TokenSpent worker-1: refused ") != 2 || !strings.HasSuffix(got, " worker-1 joined ====== Joined\n") {
+	if got := out.String(); strings.Count(got, "\n") != 3 || strings.Count(got, " ==.x.. TokenSpent worker-1: refused ") != 2 || !strings.HasSuffix(got, " worker-1 joined ====== Joined\n") {
 		t.Errorf("got\n%s", got)
 	}
 }
