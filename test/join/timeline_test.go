@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -40,8 +41,9 @@ func TestTimelineFollowsMachines(t *testing.T) {
 		must.OK(t, w.Start())
 		watches[place] = w
 	}
-	for _, name := range []string{"worker-1", "worker-2"} {
+	for _, name := range []string{"worker-1", "worker-2"} { // one after the other, for the order in the list
 		must.Value(s.Join(ctx, name, args))(t)
+		s.WaitExplain(t, name, 0, name+": joined ")
 	}
 	change := regexp.MustCompile(`(?m)^\S+ (worker-[12]) (joining|joined) ([=.?]{6}) (\w+)$`)
 	for place, w := range watches {
@@ -69,7 +71,8 @@ func TestTimelineFollowsMachines(t *testing.T) {
 	if code != 3 {
 		t.Errorf("explain: exit code %d\n%s", code, explained)
 	}
-	ago := regexp.MustCompile(`\d+ (s|min) ago`)
+	ago, csr := regexp.MustCompile(`\d+ (s|min) ago`), regexp.MustCompile(`describe csr \S+`)
+	sample.Check(t, "docs/troubleshooting.md", csr.ReplaceAllString(ago.ReplaceAllString(s.CLI(t, "timeline"), "30 s ago"), "describe csr csr-1"))
 	for place, flags := range places {
 		run := func(args ...string) (string, error) {
 			out, err := exec.CommandContext(ctx, harness.Kubejoin(), slices.Concat([]string{"timeline"}, args, flags)...).Output()
