@@ -25,7 +25,7 @@ func TestTimelineFollowsMachines(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	args, token := s.JoinArgsByCLI(t, "--max-nodes=2")
+	args, token := s.JoinArgsByCLI(t, "--max-nodes=2", "--node-name=worker-1,worker-2,worker-3")
 	places := map[string][]string{
 		"with a kubeconfig": {"--kubeconfig=" + s.Kubeconfig()},
 		"at a server":       {"--url=https://" + s.Endpoint, "--curlrc=" + s.Curlrc()},
@@ -45,7 +45,7 @@ func TestTimelineFollowsMachines(t *testing.T) {
 		must.Value(s.Join(ctx, name, args))(t)
 		s.WaitExplain(t, name, 0, name+": joined ")
 	}
-	change := regexp.MustCompile(`(?m)^\S+ (worker-[12]) (joining|joined) ([=.?]{6}) (\w+)$`)
+	change := regexp.MustCompile(`(?m)^\S+ (worker-[123]) (expected|joining|joined) ([=.?]{6}) (\w+)$`)
 	for place, w := range watches {
 		if err := w.Wait(); err != nil {
 			t.Errorf("%s: %v\n%s%s", place, err, w.out.String(), w.errs.String())
@@ -55,11 +55,11 @@ func TestTimelineFollowsMachines(t *testing.T) {
 			states[m[1]] = append(states[m[1]], m[2]+" "+m[3])
 		}
 		for _, name := range []string{"worker-1", "worker-2"} {
-			if all := states[name]; len(all) < 2 || all[len(all)-1] != "joined ======" || !strings.HasPrefix(all[0], "joining ===") {
+			if all := states[name]; len(all) < 2 || all[len(all)-1] != "joined ======" || all[0] != "expected =....." || len(slices.Compact(all)) < len(all) {
 				t.Errorf("%s: %s: got changes %q", place, name, all)
 			}
 		}
-		if lines := strings.Count(w.out.String(), "\n"); lines != len(states["worker-1"])+len(states["worker-2"]) {
+		if lines := strings.Count(w.out.String(), "\n"); lines != len(states["worker-1"])+len(states["worker-2"])+len(states["worker-3"]) {
 			t.Errorf("%s: got\n%s", place, w.out.String())
 		}
 	}
