@@ -18,6 +18,7 @@ type Program struct {
 var Known = map[string]Program{
 	"bash":            {"bash", "join script in this shell, blocks of the docs"},
 	"busybox":         {"busybox", "join script in this shell"},
+	"chromium":        {"chromium fonts-wqy-zenhei", "the page at /console"},
 	"cloud-init":      {"cloud-init", "user data"},
 	"conntrack":       {"conntrack", "whole clusters"},
 	"curl":            {"curl ca-certificates", "join script, blocks of the docs"},
@@ -29,6 +30,7 @@ var Known = map[string]Program{
 	"jq":              {"jq", "blocks of the docs"},
 	"mawk":            {"mawk", "join script with this awk"},
 	"mksh":            {"mksh", "join script in this shell"},
+	"npm":             {"npm", "accessibility of the page"},
 	"nsenter":         {"util-linux", "whole clusters"},
 	"openssl":         {"openssl", "certificates as OpenSSL reads them, join script"},
 	"original-awk":    {"original-awk", "join script with this awk"},

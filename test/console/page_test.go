@@ -1,0 +1,136 @@
+package console
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/web/servingcert"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens/boltstore"
+)
+
+// bearer is the token of the only user.
+const bearer = "admin-bearer-0123456789"
+
+// serve serves kubejoin with these machines. It returns its address and its CAs.
+func serve(t *testing.T, joins func() []api.Join) (endpoint string, roots *x509.CertPool) {
+	t.Helper()
+	store := must.Get(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
+	t.Cleanup(func() { _ = store.Close() })
+	ca := must.Get(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))
+	operators := must.Get(auth.ParseTokenFile([]byte(bearer + `,ada,1,"kubejoin:admins"` + "\n")))
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))
+	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
+	must.Value(certificate.Step(t.Context()))(t)
+	s := server.Server{
+		Tokens:      store,
+		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: must.Get(clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle()))},
+		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
+		Console:     true,
+		Minting:     server.Minting{Advertise: listener.Addr().String()},
+		Logger:      slog.New(slog.NewTextHandler(&logs.Buffer{}, nil)),
+		Limits:      server.Limits{ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1}},
+		Cluster: server.Cluster{Joins: func(_ context.Context, node, token string) (api.JoinList, error) {
+			return api.JoinList{Items: joins()}, nil
+		}},
+	}
+	web := must.Get(s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate}))
+	go func() { _ = web.ServeTLS(listener, "", "") }()
+	t.Cleanup(func() { _ = web.Close() })
+	roots = x509.NewCertPool()
+	for _, c := range ca.Bundle() {
+		roots.AddCert(c)
+	}
+	return listener.Addr().String(), roots
+}
+
+// hostile is what an attacker may try to put into each field.
+const hostile = `"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&lt;b&gt;javascript:window.hacked=1`
+
+// Catches text of a machine that becomes part of the page.
+func TestShowsTextAsText(t *testing.T) {
+	join := api.Join{
+		Node: hostile, State: api.JoinStuck, Since: time.Now(), Reason: hostile, TokenID: hostile, Sentence: hostile, Next: []string{hostile},
+		Steps: []api.JoinStep{{Name: api.StepToken, State: api.StepUnknown}, {Name: api.StepRequested, State: api.StepDone, At: time.Now()}},
+	}
+	endpoint, roots := serve(t, func() []api.Join { return []api.Join{join} })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see(hostile)
+	check := func(view string) {
+		t.Helper()
+		if eval[bool](p, "'hacked' in window || document.querySelector('img, main script, a[href^=javascript]') !== null") {
+			t.Errorf("%s: a text became an element", view)
+		}
+	}
+	check("machines")
+	eval[bool](p, "document.querySelector('tbody a').click() || true")
+	p.await("the view of the machine", "document.querySelector('h1').textContent === "+quote(hostile))
+	check("machine")
+}
+
+// Catches a page that grows with each change. 10,000 machines change 600 times.
+func TestPageKeepsItsMemory(t *testing.T) {
+	const machines, rounds = 10_000, 600
+	var round atomic.Int64
+	begin := time.Now()
+	endpoint, roots := serve(t, func() []api.Join {
+		n := round.Add(1)
+		all := make([]api.Join, machines)
+		for i := range all {
+			j := api.Join{
+				Node: fmt.Sprintf("worker-%d", i), State: api.JoinStuck, Since: begin, Reason: "TokenSpent", TokenID: "abcdef", Sentence: fmt.Sprintf("refused for the %dth time", n), Next: []string{"kubejoin token create"},
+				Steps: []api.JoinStep{{Name: api.StepToken, State: api.StepDone, At: begin}, {Name: api.StepRequested, State: api.StepRefused, At: begin.Add(time.Duration(n) * time.Second)}},
+			}
+			j.SortKey, j.Version = fmt.Sprintf("0/%05d", (i+int(n)*20)%machines), fmt.Sprintf("%04d%04d", i%machines, n)
+			all[i] = j
+		}
+		return all
+	})
+	p := open(t, endpoint, roots, "en")
+	// The page waits a second between changes. Here, its clock is fast.
+	eval[bool](p, "(wait => { window.setTimeout = (f, ms, ...more) => wait(f, ms / 100, ...more) })(window.setTimeout) || true")
+	p.signIn(bearer)
+	heap := func() int {
+		t.Helper()
+		return eval[int](p, "(gc(), gc(), performance.memory.usedJSHeapSize)")
+	}
+	seen := func(n int) {
+		t.Helper()
+		for round.Load() < int64(n) {
+			if t.Context().Err() != nil || time.Since(begin) > 10*time.Minute {
+				p.Fatalf("only %d changes; the page shows:\n%s", round.Load(), p.shown())
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		p.see("and 9800 more")
+	}
+	seen(1)
+	first := time.Since(begin)
+	seen(rounds / 10)
+	early := heap()
+	seen(rounds)
+	late := heap()
+	t.Logf("first view %s, %d changes in %s, heap %d kB after %d changes and %d kB after all", first, rounds, time.Since(begin), early/1000, rounds/10, late/1000)
+	if late > early*11/10 {
+		t.Errorf("the heap grew from %d to %d bytes", early, late)
+	}
+	if rows := eval[int](p, "document.querySelectorAll('tbody').length"); rows != 200 {
+		t.Errorf("got %d machines on the page, want 200", rows)
+	}
+	p.picture("many")
+}
