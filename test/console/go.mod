@@ -6,6 +6,8 @@ require (
 	github.com/chromedp/cdproto v0.160.1
 	github.com/chromedp/chromedp v0.23.1
 	github.com/kubejoin/kubejoin v0.0.0
+	k8s.io/api v0.36.6
+	k8s.io/apimachinery v0.36.6
 )
 
 require (
@@ -58,8 +60,6 @@ require (
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
-	k8s.io/api v0.36.6 // indirect
-	k8s.io/apimachinery v0.36.6 // indirect
 	k8s.io/client-go v0.36.6 // indirect
 	k8s.io/cluster-bootstrap v0.36.6 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect

@@ -40,7 +40,7 @@ type page struct {
 // Accept-Language.
 func open(t *testing.T, endpoint string, roots *x509.CertPool, language string) *page {
 	t.Helper()
-	need.Programs(t, "chromium")
+	require(t, "chromium")
 	connection := must.Value(tls.Dial("tcp", endpoint, &tls.Config{RootCAs: roots}))(t)
 	key := sha256.Sum256(connection.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
 	must.OK(t, connection.Close())
@@ -72,6 +72,14 @@ func open(t *testing.T, endpoint string, roots *x509.CertPool, language string) 
 	}
 	run(p, chromedp.Navigate(p.url+"/console"))
 	return p
+}
+
+// require fails the test without a program. Unlike other tests, those of the page are not skipped.
+func require(t *testing.T, program string) {
+	t.Helper()
+	if missing := need.Missing(program); missing != "" {
+		t.Fatalf("%s: apt-get install --no-install-recommends %s", missing, need.Known[program].Debian)
+	}
 }
 
 // run runs an action and returns its value.
@@ -166,7 +174,7 @@ func axe(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join("node_modules", "axe-core", "axe.min.js")
 	if _, err := os.Stat(file); err != nil {
-		need.Programs(t, "npm")
+		require(t, "npm")
 		install := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 		if output, err := install.CombinedOutput(); err != nil {
 			t.Fatalf("npm ci: %v\n%s", err, output)

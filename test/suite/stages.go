@@ -173,7 +173,7 @@ var nested = []struct {
 	code bool
 }{
 	{"test/kube", false}, {"test/containers", false}, {"test/etcdctl", false}, {"test/specs", false}, {"test/ignition", true},
-	{"test/chart", true}, {"test/importer", false}, {"deploy/image", true}, {"cmd/kubejoin-pkcs11", true},
+	{"test/chart", true}, {"test/console", true}, {"test/importer", false}, {"deploy/image", true}, {"cmd/kubejoin-pkcs11", true},
 }
 
 // e2eStages returns the stages that run all tests with real components, or with short only the tests in [core].
@@ -217,6 +217,7 @@ func e2eStages(ctx context.Context, short bool) ([]stage, error) {
 		{"programs", "machines and control planes", 12 * time.Minute, false, []step{tests(false, rest, "-timeout=60m", "-p=4", "-parallel=4")}},
 		{"load", "load and storms", 4 * time.Minute, false, []step{tests(false, alone[1:], "-timeout=30m", "-p=1")}},
 		{"importer", "programs that import kubejoin", time.Minute, false, []step{in("test/importer", tests(false, []string{"./..."}, "-timeout=20m"))}},
+		{"console", "the page in a browser", 2 * time.Minute, false, []step{in("test/console", tests(false, []string{"./..."}, "-timeout=20m"))}},
 		{"image", "images and release", 2 * time.Minute, false, []step{in("deploy/image", tests(false, []string{"./..."}, "-timeout=30m"))}},
 		{"oldest", "Kubernetes " + versions[0], 3 * time.Minute, false, []step{
 			with(oldest, shell("", "go", "run", "./test/demo", "-build")),
@@ -224,15 +225,16 @@ func e2eStages(ctx context.Context, short bool) ([]stage, error) {
 		}},
 	}
 	if hasCompiler() {
-		stages = slices.Insert(stages, 8, stage{"pkcs11", "keys on PKCS#11 tokens", 20 * time.Second, false, []step{in("cmd/kubejoin-pkcs11", tests(true, []string{"./..."}, "-timeout=10m"))}})
+		stages = slices.Insert(stages, 9, stage{"pkcs11", "keys on PKCS#11 tokens", 20 * time.Second, false, []step{in("cmd/kubejoin-pkcs11", tests(true, []string{"./..."}, "-timeout=10m"))}})
 	}
 	if short {
-		kept := []string{"modules", "kube", "clusters", "programs", "load"}
+		kept := []string{"modules", "kube", "clusters", "programs", "load", "console"}
 		stages = slices.DeleteFunc(stages, func(s stage) bool { return !slices.Contains(kept, s.name) })
 		stages[3].steps[0].packages = append(stages[3].steps[0].packages, "test/limits")
-		for _, s := range stages[2:] {
+		for _, s := range stages[2:5] {
 			s.steps[0] = promised(s.steps[0], func(int) bool { return true })
 		}
+		stages[5].steps[0].run = "^TestShowsWhatJoins$"
 	}
 	return stages, nil
 }
