@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -45,7 +46,7 @@ func serve(t *testing.T, joins func() []api.Join) (endpoint string, roots *x509.
 		Logger:      slog.New(slog.NewTextHandler(&logs.Buffer{}, nil)),
 		Limits:      server.Limits{ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1}},
 		Cluster: server.Cluster{Joins: func(_ context.Context, node, token string) (api.JoinList, error) {
-			return api.JoinList{Items: joins()}, nil
+			return explain.JoinList(joins()), nil
 		}},
 	}
 	web := must.Get(s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate}))
