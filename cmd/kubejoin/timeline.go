@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // timelineOptions are the flags of timeline.
@@ -287,7 +288,7 @@ func mayRetry(err error) bool {
 	var p *api.Problem
 	var refused *tokens.Refusal
 	if errors.As(err, &refused) {
-		return refused.Retry
+		return refused.Retry && !apierrors.IsUnauthorized(err)
 	}
 	return !errors.As(err, &p) || p.Status >= http.StatusInternalServerError || p.Status == http.StatusTooManyRequests
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/rogpeppe/go-internal/testscript"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // A joinServer is a server that tells how far machines have joined.
@@ -261,6 +263,29 @@ func TestTimelinePrintsEachChangeOnce(t *testing.T) {
 	}
 	if got := out.String(); strings.Count(got, "\n") != 3 || strings.Count(got, " ==.x.. TokenSpent worker-1: refused ") != 2 || !strings.HasSuffix(got, " worker-1 joined ====== Joined\n") {
 		t.Errorf("got\n%s", got)
+	}
+}
+
+// --watch must not hide behind retries that a credential has ended, or that the caller lost a permission.
+func TestTimelineRetriesWhatMaySucceed(t *testing.T) {
+	t.Parallel()
+	unavailable := func(err error) error { return &tokens.Refusal{Reason: "cluster-unavailable", Err: err, Retry: true} }
+	for name, test := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"no connection":          {&net.OpError{Op: "dial", Err: errors.New("refused")}, true},
+		"server restarts":        {&api.Problem{Status: 503}, true},
+		"too many requests":      {&api.Problem{Status: 429}, true},
+		"credential has ended":   {&api.Problem{Status: 401}, false},
+		"permission has ended":   {&api.Problem{Status: 403}, false},
+		"API server restarts":    {unavailable(&net.OpError{Op: "dial", Err: errors.New("refused")}), true},
+		"kubeconfig has ended":   {unavailable(fmt.Errorf("the Node: %w", apierrors.NewUnauthorized("expired"))), false},
+		"refused by the library": {&tokens.Refusal{Reason: "forbidden"}, false},
+	} {
+		if got := mayRetry(test.err); got != test.want {
+			t.Errorf("%s: got %t", name, got)
+		}
 	}
 }
 
