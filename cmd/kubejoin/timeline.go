@@ -253,7 +253,12 @@ func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) (err err
 		if err := out.show(list); err != nil || limited && allJoined(list) {
 			return err
 		}
-		next, err := change(ctx, r, req, list.Cursor)
+		wait := req
+		wait.After, wait.Wait = list.Cursor, watchWait.String()
+		next, err := r.ListJoins(ctx, wait)
+		if err == nil {
+			next, err = allJoins(ctx, r, req)
+		}
 		switch {
 		case err == nil:
 			list, pause = next, time.Second
@@ -271,16 +276,6 @@ func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) (err err
 		}
 		pause = min(2*pause, watchWait)
 	}
-}
-
-// change waits for a change, for at most watchWait, and returns the machines then.
-func change(ctx context.Context, r *remote, req api.ListJoins, cursor string) (api.JoinList, error) {
-	wait := req
-	wait.After, wait.Wait = cursor, watchWait.String()
-	if _, err := r.ListJoins(ctx, wait); err != nil {
-		return api.JoinList{}, err
-	}
-	return allJoins(ctx, r, req)
 }
 
 // mayRetry reports whether a request may succeed later.
