@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -19,38 +20,37 @@ const (
 	usualReady = 3 * time.Minute // from the Node to Ready, with the images of a network plugin
 )
 
-// transient are the reasons with which a machine is not stuck until the time has passed. With all other reasons, a machine that
-// has not joined needs help.
+// transient are the reasons with which a machine is not stuck until the time has passed since its last step. With all other
+// reasons, a machine that has not joined needs help.
 var transient = map[api.NodeState]time.Duration{
-	NotApproved: usualDelay, NotSigned: usualDelay, CertificateIssued: usualStart, Claimed: usualStart, api.JoinedNotReady: usualReady,
+	TokenUnknown: usualDelay, TokenUnsigned: usualDelay, NotApproved: usualDelay, NotSigned: usualDelay, // caches may lag
+	CertificateIssued: usualStart, SignedByOther: usualStart, Claimed: usualStart,
+	api.JoinedNotReady: usualReady, api.Joined: usualReady, // its taint keeps pods away
 }
 
-// Join returns how far the machine has joined at the time now. [Explain] gives the reason.
+// Join returns how far the machine has joined at the time now. [Explain] gives the reason. The requests, the Node, the claim and
+// the tokens must not be unread.
 func Join(f Facts, now time.Time) api.Join {
 	e := Explain(f, now)
-	first := firstRequest(f)
-	j := api.Join{Node: e.Node, Reason: e.State, Since: e.Since, TokenID: tokenOf(f, first), Steps: steps(f, first)}
+	j := api.Join{Node: e.Node, Reason: e.State}
+	j.TokenID, j.Steps = steps(f)
+	// The last step is later than e.Since if a Node was replaced. A time in the future is wrong: the kubelet's clock set it.
+	for _, s := range append(j.Steps, api.JoinStep{At: e.Since}) {
+		if s.At.After(j.Since) && !s.At.After(now.Add(leaseMargin)) {
+			j.Since = s.At
+		}
+	}
+	ready := j.Steps[len(j.Steps)-1].State == api.StepDone
 	usual, passes := transient[e.State]
 	switch {
-	case e.State == api.Joined && !f.Joining:
+	case e.State == api.Joined && ready && !f.Joining:
 		j.State = api.JoinJoined
-	case e.State == api.Joined: // and its taint keeps pods away
-		j.State = api.JoinJoining
-		passes, usual = true, usualReady
 	case e.State == NothingArrived:
 		j.State = api.JoinExpected
-	case e.State == WaitsForTurn && f.Turn.Learner == "":
-		j.State = api.JoinJoining
-	case passes:
+	case e.State == api.Joined && !ready, e.State == WaitsForTurn && f.Turn.Learner == "", passes && now.Sub(j.Since) < usual:
 		j.State = api.JoinJoining
 	default:
-		j.State = api.JoinStuck
-	}
-	if passes && now.Sub(j.Since) >= usual {
-		j.State = api.JoinStuck
-	}
-	if j.State == api.JoinStuck {
-		j.Sentence, j.Next = e.Sentence, e.Next
+		j.State, j.Sentence, j.Next = api.JoinStuck, e.Sentence, e.Next
 	}
 	j.SortKey, j.Version = sortKey(j), version(j, now)
 	return j
@@ -95,93 +95,107 @@ func version(j api.Join, now time.Time) string {
 }
 
 // firstRequest returns the newest request of a client certificate that the node did not send itself, or nil. A node requests
-// only the renewal of its certificate itself.
+// only the renewal of its certificate itself. A Node that is newer than an unsigned request has joined with another one.
 func firstRequest(f Facts) (newest *api.RequestEvidence) {
 	for i, r := range f.Requests {
-		if r.Signer == clientSigner && r.User != tokens.NodeUserPrefix+f.Node && (newest == nil || r.Created.After(newest.Created)) {
+		if r.Signer == clientSigner && r.User != tokens.NodeUserPrefix+f.Node && (f.Object == nil || r.Certificate != nil || r.Created.After(f.Object.Created)) &&
+			(newest == nil || cmp.Or(r.Created.Compare(newest.Created), cmp.Compare(r.Name, newest.Name)) > 0) {
 			newest = &f.Requests[i]
 		}
 	}
 	return newest
 }
 
-// tokenOf returns the ID of the token with which the machine joins; empty if it is unknown.
-func tokenOf(f Facts, first *api.RequestEvidence) string {
+// tokenOf returns the ID of the token with which the machine joins, and when that token was created; zero if unknown. A token
+// that was deleted and created again is another one.
+func tokenOf(f Facts, first *api.RequestEvidence) (id string, created time.Time) {
+	uid, by := "", time.Time{} // the UID of the token, or a time when it existed
 	switch {
 	case first != nil:
-		return tokens.IDOfUser(first.User)
+		id, by = tokens.IDOfUser(first.User), first.Created
 	case f.Claim != nil:
-		return f.Claim.TokenID
+		id, uid = f.Claim.TokenID, f.Claim.TokenUID
+	case f.Object != nil && f.Identity.TokenID != "" && f.Identity.NodeUID == f.Object.UID:
+		id, by = f.Identity.TokenID, f.Object.Created
 	case f.Machine.TokenID != "":
-		return f.Machine.TokenID
-	}
-	id := ""
-	for _, r := range f.Tokens {
-		if slices.Contains(r.Nodes, f.Node) || f.Object == nil && slices.Contains(r.Limits.Strictest().NodeNames, f.Node) {
-			if id != "" {
-				return "" // any of several tokens
+		id, uid = f.Machine.TokenID, f.Machine.TokenUID
+	default:
+		for _, r := range f.Tokens {
+			if slices.Contains(r.Nodes, f.Node) || f.Object == nil && slices.Contains(r.Limits.Strictest().NodeNames, f.Node) {
+				if id != "" {
+					return "", time.Time{} // any of several tokens
+				}
+				id, uid = r.Token.ID(), r.UID
 			}
-			id = r.Token.ID()
 		}
 	}
-	return id
+	for _, r := range f.Tokens {
+		if id != "" && r.Token.ID() == id && (uid == r.UID || uid == "" && !r.Created.After(by)) {
+			created = r.Created
+		}
+	}
+	return id, created
 }
 
-// steps returns the steps of a join. A step has not happened only if the facts prove it. For example, a Node without a request
-// may have joined with a request that was deleted since.
-func steps(f Facts, first *api.RequestEvidence) []api.JoinStep {
-	unread := func(facts ...api.Fact) bool {
-		return slices.ContainsFunc(f.Unread, func(u api.UnreadFact) bool { return slices.Contains(facts, u.Fact) })
+// steps returns the steps of a join, and the ID of its token. A step waits only if nothing suggests that it has happened. For
+// example, a machine may have joined over HTTPS, or with a request that was deleted since.
+func steps(f Facts) (id string, all []api.JoinStep) {
+	first := firstRequest(f)
+	id, created := tokenOf(f, first)
+	done := func(name string, at time.Time) {
+		all = append(all, api.JoinStep{Name: name, State: api.StepDone, At: at.UTC()})
 	}
-	done := func(name string, at time.Time) api.JoinStep {
-		return api.JoinStep{Name: name, State: api.StepDone, At: at.UTC()}
-	}
-	// A Node from before an unsigned request belongs to another machine.
-	registered := f.Object != nil && (first == nil || first.Certificate != nil || !first.Created.After(f.Object.Created))
-	notYet := func(name string, happened bool) api.JoinStep {
-		if happened {
-			return api.JoinStep{Name: name, State: api.StepUnknown}
-		}
-		return api.JoinStep{Name: name, State: api.StepWaiting}
-	}
-	id := tokenOf(f, first)
-	all := []api.JoinStep{{Name: api.StepToken, State: api.StepUnknown}}
-	if at := slices.IndexFunc(f.Tokens, func(r tokens.Record) bool { return id != "" && r.Token.ID() == id }); at >= 0 {
-		r := f.Tokens[at]
-		same := (first == nil || !r.Created.After(first.Created)) && (f.Claim == nil || f.Claim.TokenID != id || f.Claim.TokenUID == "" || f.Claim.TokenUID == r.UID)
-		if same && !r.Created.IsZero() { // a token that was deleted and created again is another one
-			all[0] = done(api.StepToken, r.Created)
-		}
-	}
-	if first != nil {
-		all = append(all, done(api.StepRequested, first.Created))
-	} else {
-		all = append(all, notYet(api.StepRequested, registered || f.Claim != nil || unread(FactRequests, FactNode, FactClaim)))
-	}
-	issued := first != nil && first.Certificate != nil
-	if f.Claim != nil && (first == nil || f.Claim.TokenID == id) {
-		all = append(all, done(api.StepClaimed, f.Claim.Created))
-	} else {
-		all = append(all, notYet(api.StepClaimed, registered || issued || unread(FactClaim, FactNode)))
+	notYet := func(name string, perhaps bool) {
+		all = append(all, api.JoinStep{Name: name, State: map[bool]string{true: api.StepUnknown, false: api.StepWaiting}[perhaps]})
 	}
 	var refused *api.RequestCondition
 	if first != nil {
 		refused, _ = refusalOf(*first)
 	}
+	issued := first != nil && first.Certificate != nil && refused == nil
+	registered := f.Object != nil && (first == nil || first.Certificate != nil) // else the Node is of another machine
+	ran := !f.Identity.IsZero() || f.Machine.Joined || f.Claim != nil && f.Claim.NodeUID != "" || slices.ContainsFunc(f.Requests, func(r api.RequestEvidence) bool {
+		return r.User == tokens.NodeUserPrefix+f.Node
+	})
+	perhaps := first == nil && (registered || f.Claim != nil || ran)
+
+	if created.IsZero() {
+		notYet(api.StepToken, true)
+	} else {
+		done(api.StepToken, created)
+	}
+	if first != nil {
+		done(api.StepRequested, first.Created)
+	} else {
+		notYet(api.StepRequested, perhaps)
+	}
+	if f.Claim != nil && (first == nil || f.Claim.TokenID == id && !f.Claim.Created.Before(created)) {
+		done(api.StepClaimed, f.Claim.Created)
+	} else {
+		notYet(api.StepClaimed, perhaps || issued)
+	}
 	switch {
 	case issued:
-		all = append(all, done(api.StepIssued, first.Certificate.At))
+		done(api.StepIssued, first.Certificate.At)
 	case refused != nil:
 		all = append(all, api.JoinStep{Name: api.StepIssued, State: api.StepRefused, At: refused.At.UTC()})
 	default:
-		all = append(all, notYet(api.StepIssued, first == nil && (registered || f.Claim != nil || unread(FactRequests, FactNode, FactClaim))))
+		notYet(api.StepIssued, perhaps)
 	}
 	if !registered {
-		return append(all, notYet(api.StepRegistered, unread(FactNode)), notYet(api.StepReady, unread(FactNode)))
+		perhaps = ran && (first == nil || issued) // and its Node was deleted
+		notYet(api.StepRegistered, perhaps)
+		notYet(api.StepReady, perhaps)
+		return id, all
 	}
-	all = append(all, done(api.StepRegistered, f.Object.Created))
-	if f.Object.Ready != "True" {
-		return append(all, notYet(api.StepReady, false))
+	done(api.StepRegistered, f.Object.Created)
+	switch n := f.Object; {
+	case n.Ready != "True":
+		notYet(api.StepReady, false)
+	case issued && n.Created.Before(first.Certificate.At) && n.Since.Before(first.Certificate.At):
+		notYet(api.StepReady, true) // the machine before this one was Ready
+	default:
+		done(api.StepReady, n.Since)
 	}
-	return append(all, done(api.StepReady, f.Object.Since))
+	return id, all
 }

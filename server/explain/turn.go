@@ -12,7 +12,7 @@ import (
 // waits reports whether the machine waits for its turn to join as a control plane, and explains that. Such a
 // machine has not started kubeadm, so requests for its name are from earlier and explain nothing.
 func (v *view) waits() bool {
-	if v.Turn == nil || v.Turn.Holder == "" && v.Turn.Learner == "" || v.Object != nil {
+	if v.Turn == nil || v.Object != nil {
 		return false
 	}
 	i := slices.IndexFunc(v.Turn.Waiting, func(w api.WaitingEvidence) bool { return w.Node == v.Node })
@@ -23,6 +23,10 @@ func (v *view) waits() bool {
 	v.e.Evidence.Turn = v.Turn
 	if v.Turn.Learner != "" {
 		v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; the etcd member %s is still a learner; if no machine joins with that address, remove the member", span(v.now.Sub(since)), clean(v.Turn.Learner))
+		return true
+	}
+	if v.Turn.Holder == "" {
+		v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane, which is free now", span(v.now.Sub(since)))
 		return true
 	}
 	v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; %s has been joining for %s", span(v.now.Sub(since)), clean(v.Turn.Holder), span(v.now.Sub(v.Turn.Since)))
