@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,7 +23,8 @@ import (
 // Only the existence of a Node may be the reason to allow a request, because its kubelet writes the other
 // fields.
 type NodeCache struct {
-	client kubernetes.Interface
+	client   kubernetes.Interface
+	watching atomic.Bool
 	// cache begins to watch at the first call: a standby replica may never need it.
 	cache func() *kubecache.Cache[*corev1.Node, *cachedNode]
 
@@ -38,7 +40,7 @@ type cachedNode struct {
 	name, uid string
 	created   time.Time
 	joining   *corev1.Node         // its metadata and taints if it has [tokens.JoiningTaint], else nil
-	condition corev1.NodeCondition // Ready; zero if the kubelet has not reported it
+	condition corev1.NodeCondition // as in [SeenNode]
 	ready     [16]byte             // its readyPeriod
 	hosts     []string             // its name and addresses, in the form of approval.Host
 }
@@ -52,9 +54,10 @@ func decodeNode(node *corev1.Node) (*cachedNode, error) {
 		}
 	}
 	if at := slices.IndexFunc(node.Status.Conditions, isReady); at >= 0 {
-		n.condition = node.Status.Conditions[at]
-		if n.condition.Status == corev1.ConditionTrue {
-			n.condition.Reason, n.condition.Message = "", "" // nobody reads them, and most Nodes are Ready
+		c := node.Status.Conditions[at]
+		n.condition = corev1.NodeCondition{Status: c.Status, LastTransitionTime: c.LastTransitionTime}
+		if c.Status != corev1.ConditionTrue { // else nobody reads the text, which can have any size
+			n.condition.Reason, n.condition.Message = safetext.Text(c.Reason, safetext.MaxName), safetext.Text(c.Message, safetext.MaxMessage)
 		}
 	}
 	return n, nil
@@ -65,7 +68,9 @@ func isReady(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }
 // OpenNodes returns the Nodes of a cluster. The first use of the cache begins to watch them, until ctx ends. Most calls of
 // Node and Ready need no cache. The client needs get, list and watch on nodes. Failures of the watch go to klog.
 func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
-	return &NodeCache{client: client, cache: sync.OnceValue(func() *kubecache.Cache[*corev1.Node, *cachedNode] {
+	n := &NodeCache{client: client}
+	n.cache = sync.OnceValue(func() *kubecache.Cache[*corev1.Node, *cachedNode] {
+		n.watching.Store(true)
 		return kubecache.Open(ctx, client, client.CoreV1().Nodes(), "", kubecache.Config[*corev1.Node, *cachedNode]{
 			What:   "nodes",
 			Decode: decodeNode,
@@ -75,7 +80,16 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
 				return before.uid == now.uid && before.ready == now.ready && (before.joining == nil) == (now.joining == nil)
 			},
 		})
-	})}
+	})
+	return n
+}
+
+// Until returns n if it has begun to watch Nodes, or else a NodeCache that watches them until ctx ends.
+func (n *NodeCache) Until(ctx context.Context) *NodeCache {
+	if n.watching.Load() {
+		return n
+	}
+	return OpenNodes(ctx, n.client)
 }
 
 func (n *NodeCache) get(ctx context.Context, name string) (*corev1.Node, error) {
@@ -161,7 +175,8 @@ func (n *NodeCache) Joining(ctx context.Context) (map[string]Registration, error
 // A SeenNode is what a cache has of a Node. It must not be changed.
 type SeenNode struct {
 	Registration
-	// Ready is the condition Ready, without its reason and message if it is true; zero if the kubelet has not reported it.
+	// Ready has the status and the transition time of the condition Ready. If the status is not True, it also has the start of
+	// the reason and of the message. It is zero if the kubelet has not reported it.
 	Ready corev1.NodeCondition
 	// Joining has the metadata and the taints of a Node with the taint [tokens.JoiningTaint]; else nil.
 	Joining *corev1.Node

@@ -69,7 +69,7 @@ func TestCacheKeepsNothingOfNode(t *testing.T) {
 	want := &cachedNode{
 		name: "worker-1", uid: "u1", ready: cached.ready, hosts: []string{"10.0.0.1", "worker-1"},
 		joining:   &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: tokens.JoiningTaint}}}},
-		condition: corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue},
+		condition: corev1.NodeCondition{Status: corev1.ConditionTrue},
 	}
 	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
 		t.Errorf("got %+v, want %+v", cached, want)
