@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"crypto/x509"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
@@ -27,6 +28,8 @@ type Facts struct {
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
 	ClusterInfo map[string]string
+	// Cluster returns [ClusterOf] the ClusterInfo, for the Facts of many nodes; nil calls ClusterOf.
+	Cluster func() (server string, cas []*x509.Certificate) `json:"-"`
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
 	// FailedWrites are the last writes of kubejoin that failed, the newest first.
