@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,50 +21,54 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 const (
-	// recently is how long the list has a machine after it has registered, or after its request was refused.
+	// recently is how long the list has a machine after it has registered, or after its request was decided.
 	recently = time.Hour
 	// joinsAge is how long all callers share one look at the cluster.
 	joinsAge = time.Second
-	// joinsIdle is how long the watch of certificate requests goes on after the last call.
+	// joinsIdle is how long a replica watches certificate requests and Nodes after the last call.
 	joinsIdle = time.Minute
 	// neverReady is the longest time between the creation of a Node and its first condition Ready.
 	neverReady = time.Minute
-	// maxPermissions is the maximum number of requesters whose permission is checked for one look.
+	// maxPermissions is the maximum number of users whose permission is checked for one look.
 	maxPermissions = 20
-	// maxListed is the maximum size of a request without its certificate, in bytes, that the list has.
-	maxListed = 64 << 10
 )
 
 // Joins lists the machines that join. It looks at the cluster at most once a second, and only while somebody calls List. Its
 // methods are safe for concurrent use. [OpenJoins] creates it.
 type Joins struct {
-	reader Reader
-	nodes  *kubefacts.NodeCache
-	facts  kubefacts.Facts
-	watch  context.Context // of the certificate requests
-	age    time.Duration   // joinsAge
+	reader  Reader
+	nodes   *kubefacts.NodeCache
+	ctx     context.Context // of the watches
+	age     time.Duration   // joinsAge
+	looking batch.Queue[struct{}, **look]
 
-	looking batch.Queue[struct{}, struct{}]
-
-	mu       sync.Mutex
-	last     *look
-	requests *kubecache.Cache[object, listedRequest]
-	idle     *time.Timer
+	mu   sync.Mutex
+	open *watches // nil if nobody has called List for joinsIdle
 }
 
-// OpenJoins returns the Joins of a cluster. Its first call begins to watch certificate requests and Nodes, at the latest until
-// ctx ends. The client of the Reader needs list and watch on both.
+// watches has what a list reads while somebody calls List.
+type watches struct {
+	requests *kubecache.Cache[object, listedRequest]
+	nodes    *kubefacts.NodeCache
+	idle     *time.Timer
+	last     *look // used only by calls of the queue
+}
+
+// OpenJoins returns the Joins of a cluster. It watches certificate requests only while somebody calls List, and Nodes too if
+// nobody else uses the cache of nodes. The client of the Reader needs list and watch on both. The watches end with ctx.
 func OpenJoins(ctx context.Context, reader Reader, nodes *kubefacts.NodeCache) *Joins {
-	return &Joins{reader: reader.withDefaults(), nodes: nodes, facts: kubefacts.Facts{Client: reader.Client}, watch: ctx, age: joinsAge}
+	return &Joins{reader: reader.withDefaults(), nodes: nodes, ctx: ctx, age: joinsAge}
 }
 
 // A listedRequest is a certificate request of a node.
 type listedRequest struct {
 	node     string
-	object   object // without the PKCS #10 request
+	object   object // what explanations need: requesters choose the size of the rest
 	evidence api.RequestEvidence
 }
 
@@ -72,14 +78,19 @@ func decodeRequest(o object) (listedRequest, error) {
 		return listedRequest{}, err
 	}
 	node, found := strings.CutPrefix(parsed.Subject.CommonName, tokens.NodeUserPrefix)
-	if !found || tokens.CheckNodeName(node) != nil || o.Spec.Size()-len(o.Spec.Request) > maxListed {
+	if !found || tokens.CheckNodeName(node) != nil {
 		return listedRequest{}, fmt.Errorf("request %s is not of a node", o.Name)
 	}
-	r := listedRequest{node: node, object: o, evidence: request(o)}
+	r := listedRequest{node: node, evidence: request(o)}
 	if r.evidence.Certificate != nil {
 		r.evidence.Certificate.Chain = nil // few explanations need it, and it is large
 	}
-	o.Spec.Request = nil
+	s := o.Spec
+	r.object = &certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: o.Name, CreationTimestamp: o.CreationTimestamp},
+		Spec:       certificates.CertificateSigningRequestSpec{SignerName: s.SignerName, Username: s.Username, UID: s.UID, Groups: s.Groups, Extra: s.Extra},
+		Status:     o.Status,
+	}
 	return r, nil
 }
 
@@ -92,98 +103,91 @@ type look struct {
 	nodes    map[string]kubefacts.SeenNode
 	claims   map[string]tokens.Claim
 	revoked  map[revocation.Key]revocation.Entry
-	tokens   map[string][]tokens.Record // the tokens that matter to a node name
+	tokens   map[string][]tokens.Record // the tokens that are limited to a node name, and those that have admitted it
 	byID     map[string]tokens.Record
-	lists    sync.Map // func() api.JoinList by the ID of a token; that of "" lists the machines without a filter
+
+	mu    sync.Mutex
+	joins map[string]api.Join // what join has returned
+	lists sync.Map            // func() api.JoinList by node name and ID of a token
 }
 
 // List returns how far machines have joined: what [explain.JoinList] sets, Nodes and Unread. With a node name or the ID of a
 // token, it returns only the machine of that name, or those of the token, however long ago they have joined. The error wraps
 // [tokens.ErrNotFound] if there is no such token. The result must not be changed.
 func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, error) {
-	err := j.looking.Do(ctx, struct{}{}, struct{}{}, func(ctx context.Context, _ []struct{}) {
-		j.mu.Lock()
-		fresh := j.last != nil && time.Since(j.last.now) < j.age
-		j.mu.Unlock()
-		if !fresh {
-			l := j.look(ctx)
-			j.mu.Lock()
-			j.last = l
-			j.mu.Unlock()
+	var l *look
+	err := j.looking.Do(ctx, struct{}{}, &l, func(ctx context.Context, callers []**look) {
+		w := j.watches()
+		if w.last == nil || w.last.err != nil || j.reader.Now().Sub(w.last.now) >= j.age {
+			w.last = j.look(ctx, w)
+		}
+		for _, to := range callers {
+			*to = w.last
 		}
 	})
 	if err != nil {
 		return api.JoinList{}, err
 	}
-	j.mu.Lock()
-	l := j.last
-	j.mu.Unlock()
 	if l.err != nil {
 		return api.JoinList{}, l.err
 	}
-	record, found := l.byID[token]
-	if token != "" && !found {
+	if _, found := l.byID[token]; token != "" && !found {
 		return api.JoinList{}, fmt.Errorf("token %s: %w", token, tokens.ErrNotFound)
 	}
-	var list api.JoinList
-	if node == "" {
-		list = l.list(token)
-	} else {
-		var only []api.Join
-		if join := l.join(node); l.knows(node) && (token == "" || join.TokenID == token) {
-			only = append(only, join)
-		}
-		list = explain.JoinList(only)
-	}
-	list.Unread = l.common.facts.Unread
-	limits := record.Limits.Strictest()
-	list.Nodes = record.Limits.NodeLimit()
-	if list.Nodes == 0 && !strings.Contains(strings.Join(limits.NodeNames, ""), "*") {
-		list.Nodes = len(limits.NodeNames)
-	}
-	return list, nil
+	return l.shared(node, token), nil
 }
 
-// list returns the machines of a token, or those without a filter. All callers share it.
-func (l *look) list(token string) api.JoinList {
-	made, _ := l.lists.LoadOrStore(token, sync.OnceValue(func() api.JoinList {
-		if token != "" {
-			return explain.JoinList(l.ofToken(l.byID[token]))
+// shared returns the list of a List. All callers share it.
+func (l *look) shared(node, token string) api.JoinList {
+	made, _ := l.lists.LoadOrStore([2]string{node, token}, sync.OnceValue(func() api.JoinList {
+		record, names, all := l.byID[token], map[string]bool{node: true}, []api.Join{}
+		if node == "" {
+			names = l.names(record)
 		}
-		var all []api.Join
-		for node := range l.names() {
-			all = append(all, l.join(node))
+		for name := range names {
+			if !l.knows(name) {
+				continue
+			}
+			if join := l.join(name); token == "" || join.TokenID == token && join.Steps[0].State == api.StepDone { // else it was another token with this ID
+				all = append(all, join)
+			}
 		}
-		return explain.JoinList(all)
+		list := explain.JoinList(all)
+		list.Unread, list.Nodes = l.common.facts.Unread, record.Limits.NodeLimit()
+		if limit := record.Limits.Strictest().NodeNames; list.Nodes == 0 && !strings.Contains(strings.Join(limit, ""), "*") {
+			list.Nodes = len(limit)
+		}
+		return list
 	}))
 	return made.(func() api.JoinList)()
 }
 
-// watched returns the cache of certificate requests. The watch ends when nobody has called it for joinsIdle.
-func (j *Joins) watched() *kubecache.Cache[object, listedRequest] {
+// watches returns what a list reads. It ends when nobody has called it for joinsIdle.
+func (j *Joins) watches() *watches {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.requests != nil && j.idle.Reset(joinsIdle) {
-		return j.requests
+	if j.open != nil && j.open.idle.Reset(joinsIdle) {
+		return j.open
 	}
-	ctx, stop := context.WithCancel(j.watch)
-	made := kubecache.Open(ctx, j.reader.Client, j.reader.Client.CertificatesV1().CertificateSigningRequests(), "", kubecache.Config[object, listedRequest]{What: "certificate requests", Decode: decodeRequest})
-	j.requests, j.idle = made, time.AfterFunc(joinsIdle, func() {
+	ctx, stop := context.WithCancel(j.ctx)
+	client := j.reader.Client
+	w := &watches{nodes: j.nodes.Until(ctx), requests: kubecache.Open(ctx, client, client.CertificatesV1().CertificateSigningRequests(), "", kubecache.Config[object, listedRequest]{What: "certificate requests", Decode: decodeRequest})}
+	w.idle = time.AfterFunc(joinsIdle, func() {
 		stop()
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		if j.requests == made {
-			j.requests, j.last = nil, nil
+		if j.open == w {
+			j.open = nil
 		}
 	})
-	return made
+	j.open = w
+	return w
 }
 
 // look reads the facts about all machines.
-func (j *Joins) look(ctx context.Context) *look {
+func (j *Joins) look(ctx context.Context, w *watches) *look {
 	r := j.reader
-	l := &look{now: r.Now(), requests: map[string][]listedRequest{}, claims: map[string]tokens.Claim{}, revoked: map[revocation.Key]revocation.Entry{}}
-	l.common = gathering{Reader: r}
+	l := &look{now: r.Now(), common: gathering{Reader: r, strict: true}, requests: map[string][]listedRequest{}, claims: map[string]tokens.Claim{}, revoked: map[revocation.Key]revocation.Entry{}}
 	g := &l.common
 	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactTokens:      g.tokens,
@@ -191,14 +195,17 @@ func (j *Joins) look(ctx context.Context) *look {
 		explain.FactLeader:      g.leader,
 		explain.FactTurn:        g.turn,
 		explain.FactRequests: func(ctx context.Context) error {
-			all, err := j.watched().List(ctx)
+			all, err := w.requests.List(ctx)
+			if err := permissions(ctx, r.Client, all); err != nil {
+				g.unread(explain.FactPermission, err)
+			}
 			for _, r := range all {
 				l.requests[r.node] = append(l.requests[r.node], r)
 			}
 			return err
 		},
 		explain.FactNode: func(ctx context.Context) (err error) {
-			l.nodes, err = j.nodes.Seen(ctx)
+			l.nodes, err = w.nodes.Seen(ctx)
 			return err
 		},
 		explain.FactClaim: func(ctx context.Context) error {
@@ -222,51 +229,64 @@ func (j *Joins) look(ctx context.Context) *look {
 			return err
 		},
 	})
-	if l.err = g.failure; l.err == nil {
-		l.err = ctx.Err()
-	}
-	l.indexTokens()
-	j.permissions(ctx, l)
+	l.err = cmp.Or(g.failure, ctx.Err())
+	slices.SortFunc(g.facts.Unread, func(a, b api.UnreadFact) int { return cmp.Compare(a.Fact, b.Fact) })
+	l.index()
 	return l
 }
 
-// indexTokens finds the tokens that matter to each node name. Most explanations need few of all tokens.
-func (l *look) indexTokens() {
-	l.byID, l.tokens = map[string]tokens.Record{}, map[string][]tokens.Record{}
-	for _, r := range l.common.facts.Tokens {
+// index finds the tokens of each node name. Most explanations need few of all tokens.
+func (l *look) index() {
+	f := &l.common.facts
+	f.Cluster = sync.OnceValues(func() (string, []*x509.Certificate) { return explain.ClusterOf(f.ClusterInfo) })
+	l.joins, l.byID, l.tokens = map[string]api.Join{}, map[string]tokens.Record{}, map[string][]tokens.Record{}
+	for _, r := range f.Tokens {
 		l.byID[r.Token.ID()] = r
-		names := append(slices.Clone(r.Nodes), r.Limits.Strictest().NodeNames...)
-		slices.Sort(names)
-		for _, name := range slices.Compact(names) {
-			l.tokens[name] = append(l.tokens[name], r)
+		for _, name := range slices.Concat(r.Nodes, r.Limits.Strictest().NodeNames) {
+			l.tokens[name] = with(l.tokens[name], r)
 		}
 	}
 }
 
-// permissions checks whether RBAC allows the automatic approval of requests that nobody has decided.
-func (j *Joins) permissions(ctx context.Context, l *look) {
-	checked := 0
-	for node, all := range l.requests {
-		for i, r := range all {
-			if len(r.object.Status.Conditions) > 0 || r.evidence.Signer != certificates.KubeAPIServerClientKubeletSignerName || checked >= maxPermissions {
-				continue
-			}
-			checked++
-			may, err := allowed(ctx, &j.facts, node, r.object)
-			if err != nil {
-				l.common.unread(explain.FactPermission, err)
-				return
-			}
-			all[i].evidence.Permitted = &may
-		}
+// with returns all with r, if it is not the last one.
+func with(all []tokens.Record, r tokens.Record) []tokens.Record {
+	if n := len(all); n > 0 && all[n-1].Token.ID() == r.Token.ID() {
+		return all
 	}
+	return append(all, r)
 }
 
-// knows reports whether there is a fact about a node name.
+// permissions checks whether RBAC allows the automatic approval of the requests that nobody has decided.
+func permissions(ctx context.Context, client kubernetes.Interface, all []listedRequest) (err error) {
+	facts, checked := &kubefacts.Facts{Client: client}, map[string]bool{}
+	for i, r := range all {
+		if len(r.object.Status.Conditions) > 0 || r.evidence.Signer != certificates.KubeAPIServerClientKubeletSignerName {
+			continue
+		}
+		user := strings.Join(append([]string{r.evidence.User}, r.evidence.Groups...), "\n")
+		may, found := checked[user]
+		switch {
+		case found:
+		case len(checked) == maxPermissions:
+			err = fmt.Errorf("only %d users are checked at a time", maxPermissions)
+			continue
+		default:
+			if may, err = allowed(ctx, facts, r.node, r.object); err != nil {
+				return err
+			}
+			checked[user] = may
+		}
+		all[i].evidence.Permitted = &may
+	}
+	return err
+}
+
+// knows reports whether there is a machine with a node name, or one is expected.
 func (l *look) knows(node string) bool {
 	_, registered := l.nodes[node]
-	_, claimed := l.claims[node]
-	return registered || claimed || len(l.requests[node]) > 0 || len(l.tokens[node]) > 0 || l.waits(node)
+	c := l.claims[node]
+	return registered || c.Node != "" && !c.Released() || !c.Machine.IsZero() || len(l.requests[node]) > 0 || l.waits(node) ||
+		slices.ContainsFunc(l.tokens[node], func(r tokens.Record) bool { return slices.Contains(r.Limits.Strictest().NodeNames, node) })
 }
 
 func (l *look) waits(node string) bool {
@@ -274,9 +294,12 @@ func (l *look) waits(node string) bool {
 	return t != nil && slices.ContainsFunc(t.Waiting, func(w api.WaitingEvidence) bool { return w.Node == node })
 }
 
-// names returns the machines that have not joined, and those that have registered recently.
-func (l *look) names() map[string]bool {
+// names returns the machines that have not joined, those that have joined recently, and those of the token, if any.
+func (l *look) names(of tokens.Record) map[string]bool {
 	all := map[string]bool{}
+	for _, name := range of.Nodes {
+		all[name] = true
+	}
 	recent := func(at time.Time) bool { return l.now.Sub(at) < recently }
 	for name, n := range l.nodes {
 		first := n.Ready.LastTransitionTime.Sub(n.Created) < neverReady // since the Node exists
@@ -287,17 +310,24 @@ func (l *look) names() map[string]bool {
 	for name, requests := range l.requests {
 		n, registered := l.nodes[name]
 		for _, r := range requests {
-			e := r.evidence
-			open := e.Denied == nil && e.Failed == nil && e.Certificate == nil
-			if e.Signer == certificates.KubeAPIServerClientKubeletSignerName && e.User != tokens.NodeUserPrefix+name &&
-				(open || recent(e.Created)) && (!registered || e.Certificate == nil && e.Created.After(n.Created)) {
+			e, decided := r.evidence, l.now
+			switch {
+			case e.Denied != nil:
+				decided = e.Denied.At
+			case e.Failed != nil:
+				decided = e.Failed.At
+			case e.Certificate != nil:
+				decided = e.Certificate.At
+			}
+			if e.Signer == certificates.KubeAPIServerClientKubeletSignerName && e.User != tokens.NodeUserPrefix+name && recent(decided) && (!registered || e.Created.After(n.Created)) {
 				all[name] = true
 			}
 		}
 	}
 	for name, c := range l.claims {
-		machine := !c.Machine.IsZero() && !c.Machine.Revoked && !c.Machine.Expired(l.now)
-		if _, registered := l.nodes[name]; !registered && (!c.Released() && c.NodeUID == "" || machine && c.NodeUID == "" && c.Identity.NodeUID == "") {
+		machine := !c.Machine.IsZero() && !c.Machine.Revoked && !c.Machine.Expired(l.now) && c.Identity.NodeUID == ""
+		_, registered := l.nodes[name]
+		if id := of.Token.ID(); !registered && c.NodeUID == "" && (!c.Released() || machine) || id != "" && (c.TokenID == id || c.Identity.TokenID == id) {
 			all[name] = true
 		}
 	}
@@ -319,33 +349,13 @@ func (l *look) names() map[string]bool {
 	return all
 }
 
-// ofToken returns the machines of a token.
-func (l *look) ofToken(r tokens.Record) (all []api.Join) {
-	id, names := r.Token.ID(), map[string]bool{}
-	for _, name := range r.Nodes {
-		names[name] = true
-	}
-	for _, c := range l.claims {
-		if c.TokenID == id && (c.TokenUID == "" || c.TokenUID == r.UID) {
-			names[c.Node] = true
-		}
-	}
-	for _, join := range l.list("").Items {
-		if join.TokenID == id {
-			all = append(all, join)
-			delete(names, join.Node)
-		}
-	}
-	for name := range names {
-		if join := l.join(name); join.TokenID == id {
-			all = append(all, join)
-		}
-	}
-	return all
-}
-
 // join returns how far the machine of a node name has joined.
 func (l *look) join(node string) api.Join {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if j, found := l.joins[node]; found {
+		return j
+	}
 	g := gathering{Reader: l.common.Reader, facts: l.common.facts, patches: l.common.patches}
 	f := &g.facts
 	f.Node, f.Tokens = node, slices.Clone(l.tokens[node])
@@ -354,36 +364,29 @@ func (l *look) join(node string) api.Join {
 		g.object = n.Joining
 	}
 	if c, found := l.claims[node]; found {
-		f.Identity, f.Machine, g.known = c.Identity, c.Machine, c
-		if !c.Released() {
-			f.Claim = &c
-		}
+		g.claimed(c)
 	}
 	if key, err := revocation.NodeKey(node); err == nil {
 		if e, found := l.revoked[key]; found {
 			f.Revocation = revocationEvidence(e, l.now)
 		}
 	}
-	ids := map[string]bool{}
-	for _, r := range f.Tokens {
-		ids[r.Token.ID()] = true
-	}
-	also := func(id string) {
-		if r, found := l.byID[id]; found && !ids[id] {
-			f.Tokens, ids[id] = append(f.Tokens, r), true
-		}
-	}
-	also(g.known.TokenID)
-	also(f.Machine.TokenID)
+	ids := []string{g.known.TokenID, f.Machine.TokenID, f.Identity.TokenID}
 	for _, r := range l.requests[node] {
-		also(tokens.IDOfUser(r.evidence.User))
 		if c := r.evidence.Certificate; c != nil && (f.Object == nil || f.Object.Ready != "True") {
 			whole := *c
 			whole.Chain = pemfile.Presented(r.object.Status.Certificate)
 			r.evidence.Certificate = &whole
 		}
 		f.Requests, g.served = append(f.Requests, r.evidence), append(g.served, r.object)
+		ids = append(ids, tokens.IDOfUser(r.evidence.User))
+	}
+	for _, id := range ids {
+		if r, found := l.byID[id]; found && !slices.ContainsFunc(f.Tokens, func(o tokens.Record) bool { return o.Token.ID() == id }) {
+			f.Tokens = append(f.Tokens, r)
+		}
 	}
 	g.properties()
-	return explain.Join(*f, l.now)
+	l.joins[node] = explain.Join(*f, l.now)
+	return l.joins[node]
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/kube/nodeproperties"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
@@ -138,6 +139,7 @@ type gathering struct {
 	known   tokens.Claim // of the name, released or not
 	served  []object     // all requests; some may have a serving certificate
 	patches bool         // whether kubejoin may patch Nodes
+	strict  bool         // whether the failure has errors of the facts that a list needs
 	failure error        // errors, other than forbidden, of the facts that every explanation needs
 }
 
@@ -156,16 +158,20 @@ func (g *gathering) all(ctx context.Context, read map[api.Fact]func(context.Cont
 	reading.Wait()
 }
 
+// listNeeds are the facts without which a list of machines would not be complete.
+var listNeeds = []api.Fact{explain.FactRequests, explain.FactNode, explain.FactClaim, explain.FactTokens}
+
 func (g *gathering) unread(fact api.Fact, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !apierrors.IsForbidden(err) && (fact == explain.FactRequests || fact == explain.FactNode) {
+	needed := !apierrors.IsForbidden(err) && (fact == explain.FactRequests || fact == explain.FactNode)
+	if needed || g.strict && slices.Contains(listNeeds, fact) {
 		g.failure = errors.Join(g.failure, fmt.Errorf("%s: %w", fact, err))
 	}
 	if slices.ContainsFunc(g.facts.Unread, func(u api.UnreadFact) bool { return u.Fact == fact }) {
 		return
 	}
-	g.facts.Unread = append(g.facts.Unread, api.UnreadFact{Fact: fact, Reason: strings.ReplaceAll(err.Error(), "\n", "; ")})
+	g.facts.Unread = append(g.facts.Unread, api.UnreadFact{Fact: fact, Reason: safetext.Text(strings.ReplaceAll(err.Error(), "\n", "; "), safetext.MaxMessage)})
 }
 
 func (g *gathering) set(f func(*explain.Facts)) {
@@ -239,13 +245,17 @@ func (g *gathering) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	g.claimed(c)
+	return nil
+}
+
+func (g *gathering) claimed(c tokens.Claim) {
 	g.set(func(f *explain.Facts) {
 		f.Identity, f.Machine, g.known = c.Identity, c.Machine, c
 		if !c.Released() {
 			f.Claim = &c
 		}
 	})
-	return nil
 }
 
 func (g *gathering) revocation(ctx context.Context) error {

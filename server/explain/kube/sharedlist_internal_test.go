@@ -11,18 +11,19 @@ import (
 
 // Catches callers that each explain or sort all machines, and a list that is not in order.
 func TestCallersShareOneList(t *testing.T) {
-	now, record := time.Now(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	record := tokens.NewRecord(tokens.Generate(), time.Hour, start)
+	record.Created = start.Add(-2 * time.Hour)
 	id := record.Token.ID()
-	l := &look{
-		now: now, byID: map[string]tokens.Record{id: record},
-		claims: map[string]tokens.Claim{"worker-1": {Node: "worker-1", TokenID: id, Created: now}, "worker-2": {Node: "worker-2", TokenID: id, Created: now.Add(-time.Hour)}},
-		nodes:  map[string]kubefacts.SeenNode{"worker-3": {Registration: kubefacts.Registration{UID: "3", Created: now}}},
+	l := seen(record)
+	for node, ago := range map[string]time.Duration{"worker-1": 0, "worker-2": time.Hour} {
+		l.claims[node] = tokens.Claim{Node: node, TokenID: id, Created: start.Add(-ago)}
 	}
+	l.nodes["worker-3"] = kubefacts.SeenNode{Registration: kubefacts.Registration{UID: "3", Created: start}}
 	for _, token := range []string{"", id} {
 		var callers sync.WaitGroup
 		items := make([]any, 4)
 		for i := range items {
-			callers.Go(func() { items[i] = &l.list(token).Items[0] })
+			callers.Go(func() { items[i] = &l.shared("", token).Items[0] })
 		}
 		callers.Wait()
 		for _, item := range items {
@@ -31,7 +32,7 @@ func TestCallersShareOneList(t *testing.T) {
 			}
 		}
 	}
-	all, ofToken := l.list(""), l.list(id)
+	all, ofToken := l.shared("", ""), l.shared("", id)
 	if len(all.Items) != 3 || all.Items[0].Node != "worker-2" || len(ofToken.Items) != 2 || ofToken.Items[0].Node != "worker-2" || ofToken.Cursor == all.Cursor {
 		t.Errorf("got %+v and %+v of the token, want the machine that waits longest first", all, ofToken)
 	}
