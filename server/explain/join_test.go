@@ -97,9 +97,10 @@ func TestJoin(t *testing.T) {
 		"Ready again":         {explain.Facts{Requests: joined, Tokens: all, Object: replaced("True", time.Minute)}, api.JoinJoined, "dduddd", "abcdef"},
 
 		// Clocks differ.
-		"kubelet is behind": {explain.Facts{Requests: joined, Tokens: all, Object: &api.NodeEvidence{Created: before(time.Minute), Ready: "False", Since: before(time.Hour)}}, api.JoinJoining, "dduddw", "abcdef"},
-		"kubelet is ahead":  {explain.Facts{Requests: joined, Tokens: all, Object: &api.NodeEvidence{Created: before(3 * time.Minute), Ready: "False", Since: now.Add(time.Hour)}}, api.JoinStuck, "dduddw", "abcdef"},
-		"we are behind":     {explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(-20*time.Second, "csr-1"))}, Tokens: all}, api.JoinJoining, "ddwwww", "abcdef"},
+		"kubelet is behind":        {explain.Facts{Requests: joined, Tokens: all, Object: &api.NodeEvidence{Created: before(time.Minute), Ready: "False", Since: before(time.Hour)}}, api.JoinJoining, "dduddw", "abcdef"},
+		"Ready, kubelet is behind": {explain.Facts{Requests: joined, Tokens: all, Object: &api.NodeEvidence{Created: before(time.Minute), Ready: "True", Since: before(time.Hour)}}, api.JoinJoined, "dduddd", "abcdef"},
+		"kubelet is ahead":         {explain.Facts{Requests: joined, Tokens: all, Object: &api.NodeEvidence{Created: before(3 * time.Minute), Ready: "False", Since: now.Add(time.Hour)}}, api.JoinStuck, "dduddw", "abcdef"},
+		"we are behind":            {explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(-20*time.Second, "csr-1"))}, Tokens: all}, api.JoinJoining, "ddwwww", "abcdef"},
 
 		"a machine with its key": {explain.Facts{Machine: tokens.Machine{Key: "lusab-babad-gutih-tugad", Added: before(time.Hour)}}, api.JoinExpected, "uwwwww", ""},
 	} {

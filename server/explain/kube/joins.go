@@ -366,10 +366,8 @@ func (l *look) join(node string) api.Join {
 	if c, found := l.claims[node]; found {
 		g.claimed(c)
 	}
-	if key, err := revocation.NodeKey(node); err == nil {
-		if e, found := l.revoked[key]; found {
-			f.Revocation = revocationEvidence(e, l.now)
-		}
+	if e, found := l.revoked[revocation.Key(node)]; found {
+		f.Revocation = revocationEvidence(e, l.now)
 	}
 	ids := []string{g.known.TokenID, f.Machine.TokenID, f.Identity.TokenID}
 	for _, r := range l.requests[node] {

@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -76,16 +77,20 @@ func seen(all ...tokens.Record) *look {
 	return l
 }
 
-// list returns the names of the machines in the list that Joins returns after the look.
-func (l *look) list(tb testing.TB, node, token string) string {
+// read returns the list of Joins after the look.
+func (l *look) read(tb testing.TB, node, token string) api.JoinList {
 	tb.Helper()
 	reader := Reader{Client: fake.NewClientset(), Now: func() time.Time { return start }}
 	j := OpenJoins(tb.Context(), reader, kubefacts.OpenNodes(tb.Context(), reader.Client))
 	j.watches().last = l
-	list, err := j.List(tb.Context(), node, token)
-	must.OK(tb, err)
+	return must.Value(j.List(tb.Context(), node, token))(tb)
+}
+
+// list returns the names of the machines in the list.
+func (l *look) list(tb testing.TB, node, token string) string {
+	tb.Helper()
 	var names []string
-	for _, join := range list.Items {
+	for _, join := range l.read(tb, node, token).Items {
 		names = append(names, join.Node)
 	}
 	slices.Sort(names)
@@ -112,6 +117,8 @@ func TestListsMachinesThatJoin(t *testing.T) {
 		change(&r)
 		return r
 	}
+	waiting := seen()
+	waiting.common.facts.Turn = &api.TurnEvidence{Holder: "cp-1", Waiting: []api.WaitingEvidence{{Node: "a"}}}
 	for about, test := range map[string]struct {
 		look     *look
 		requests []object
@@ -124,12 +131,14 @@ func TestListsMachinesThatJoin(t *testing.T) {
 		"an old Node":              {node: new(node(61*time.Minute, 60*time.Minute, corev1.ConditionTrue))},
 		"never Ready":              {node: new(node(9*time.Hour, 9*time.Hour, corev1.ConditionFalse)), want: true},
 		"never reported":           {node: new(kubefacts.SeenNode{Registration: kubefacts.Registration{Created: start.Add(-9 * time.Hour)}}), want: true},
+		"always Ready":             {node: new(node(9*time.Hour, 9*time.Hour, corev1.ConditionTrue))},
 		"no longer Ready":          {node: new(node(9*time.Hour, time.Minute, corev1.ConditionUnknown))},
 		"taint":                    {node: &tainted, want: true},
 		"pending":                  {requests: []object{requestOf(t, "a", user, 9*time.Hour)}, want: true},
 		"just refused":             {requests: []object{decided(requestOf(t, "a", user, 9*time.Hour), certificates.CertificateDenied, time.Minute)}, want: true},
 		"just failed":              {requests: []object{decided(requestOf(t, "a", user, 9*time.Hour), certificates.CertificateFailed, time.Minute)}, want: true},
 		"refused long ago":         {requests: []object{decided(requestOf(t, "a", user, 9*time.Hour), certificates.CertificateDenied, 2*time.Hour)}},
+		"failed long ago":          {requests: []object{decided(requestOf(t, "a", user, 9*time.Hour), certificates.CertificateFailed, 2*time.Hour)}},
 		"just issued":              {requests: []object{signed(requestOf(t, "a", user, 9*time.Hour), time.Minute)}, want: true},
 		"issued long ago":          {requests: []object{signed(requestOf(t, "a", user, 9*time.Hour), 2*time.Hour)}},
 		"renews":                   {requests: []object{requestOf(t, "a", itself, time.Minute)}, node: new(node(9*time.Hour, 2*time.Hour, corev1.ConditionTrue))},
@@ -150,6 +159,8 @@ func TestListsMachinesThatJoin(t *testing.T) {
 		"an expired token":         {look: seen(limited(func(r *tokens.Record) { r.Expires = start }))},
 		"a spent token":            {look: seen(limited(func(r *tokens.Record) { r.Nodes = []string{"x", "y"} }))},
 		"a token that has used it": {look: seen(limited(func(r *tokens.Record) { r.Nodes = []string{"a"} }))},
+		"a malformed token":        {look: seen(limited(func(r *tokens.Record) { r.Problem = errors.New("malformed") }))},
+		"waits for its turn":       {look: waiting, want: true},
 		"a token of another use":   {look: seen(limited(func(r *tokens.Record) { r.Authentication = false }))},
 	} {
 		l := test.look
@@ -175,32 +186,62 @@ func TestListsMachinesThatJoin(t *testing.T) {
 // Catches a machine that counts for a token that it has not joined with.
 func TestListsMachinesOfToken(t *testing.T) {
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, start)
-	r.UID, r.Created, r.Nodes = "u", start.Add(-time.Hour), []string{"counted", "released"}
+	r.UID, r.Created, r.Nodes = "u", start.Add(-4*time.Hour), []string{"counted", "released"}
+	r.Limits.NodeNames = []string{"counted", "*"}
 	id := r.Token.ID()
 	l := seen(r)
 	for name, c := range map[string]tokens.Claim{
-		"claimed": {TokenID: id, TokenUID: "u"}, "before": {TokenID: id, TokenUID: "other"}, "other": {TokenID: "abcdef", TokenUID: "u"},
+		"claimed": {TokenID: id, TokenUID: "u", NodeUID: "n"}, "past": {Past: tokens.ReleasedClaim{Until: start.Add(time.Hour)}}, "before": {TokenID: id, TokenUID: "other"}, "other": {TokenID: "abcdef", TokenUID: "u"},
 		"unlimited": {Identity: tokens.Identity{TokenID: id, NodeUID: "n"}},
 	} {
 		c.Node, c.Created = name, start
 		l.claims[name] = c
 	}
-	for _, name := range []string{"counted", "unlimited", "stranger"} {
-		l.nodes[name] = kubefacts.SeenNode{Registration: kubefacts.Registration{UID: "n", Created: start.Add(-time.Minute)}}
+	for _, name := range []string{"claimed", "counted", "unlimited", "stranger"} {
+		l.nodes[name] = kubefacts.SeenNode{
+			Registration: kubefacts.Registration{UID: "n", Created: start.Add(-3 * time.Hour)},
+			Ready:        corev1.NodeCondition{Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(start.Add(-2 * time.Hour))},
+		}
 	}
-	for name, ago := range map[string]time.Duration{"requested": time.Minute, "requested-before": 2 * time.Hour} {
+	for name, ago := range map[string]time.Duration{"requested": time.Minute, "requested-before": 5 * time.Hour} {
 		l.requests[name] = []listedRequest{must.Value(decodeRequest(requestOf(t, name, tokens.BootstrapUserPrefix+id, ago)))(t)}
 	}
 	if got, want := l.list(t, "", id), "claimed counted requested unlimited"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	for node, want := range map[string]string{"claimed": "claimed", "before": "", "released": "", "nobody": ""} {
+	for node, want := range map[string]string{"claimed": "claimed", "before": "", "released": "", "nobody": "", "past": ""} {
 		if got := l.list(t, node, id); got != want {
 			t.Errorf("got %q for node %s, want %q", got, node, want)
 		}
 	}
-	if got := l.list(t, "before", ""); got != "before" {
-		t.Errorf("got %q, want the node", got)
+	for node, want := range map[string]string{"before": "before", "past": "", "released": ""} {
+		if got := l.list(t, node, ""); got != want {
+			t.Errorf("got %q for node %s without a token, want %q", got, node, want)
+		}
+	}
+	l.revoked = map[revocation.Key]revocation.Entry{"revoked": {Node: "revoked", Since: start.Add(-time.Minute)}}
+	if got := l.join("revoked").Reason; got != explain.Revoked {
+		t.Errorf("got reason %s for a revoked node, want %s", got, explain.Revoked)
+	}
+	if l.revoked = nil; l.join("revoked").Reason != explain.Revoked {
+		t.Error("explains a machine twice in one look")
+	}
+}
+
+// Catches a wrong "12 of 40": the number of nodes of a token is unknown if it allows any of many names.
+func TestCountsNodesOfToken(t *testing.T) {
+	for about, test := range map[string]struct {
+		limits tokens.Limits
+		want   int
+	}{
+		"no limit": {}, "nodes": {tokens.Limits{MaxNodes: 3, NodeNames: []string{"a"}}, 3}, "names": {tokens.Limits{NodeNames: []string{"a", "b"}}, 2},
+		"patterns": {tokens.Limits{NodeNames: []string{"a", "b-*"}}, 0}, "a Node": {tokens.Limits{Replaces: tokens.NodeRef{Name: "a", UID: "n"}}, 1},
+	} {
+		r := tokens.NewRecord(tokens.Generate(), time.Hour, start)
+		r.Limits = test.limits
+		if got := seen(r).read(t, "", r.Token.ID()).Nodes; got != test.want {
+			t.Errorf("%s: got %d nodes, want %d", about, got, test.want)
+		}
 	}
 }
 
@@ -211,7 +252,13 @@ func TestListKeepsLittleOfRequest(t *testing.T) {
 	o.Annotations, o.Labels, o.Spec.Usages = map[string]string{"a": large}, map[string]string{"a": large}, []certificates.KeyUsage{certificates.KeyUsage(large)}
 	o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: large}}
 	whole := weak.Make(o)
+	ca := certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "kubernetes"}, NotAfter: start, IsCA: true, BasicConstraintsValid: true}, nil)
+	o.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw})
 	kept := must.Value(decodeRequest(o))(t)
+	kept.object.Status.Certificate = nil
+	if kept.evidence.Certificate == nil || kept.evidence.Certificate.Chain != nil {
+		t.Errorf("got the certificate %+v, want one that is not parsed", kept.evidence.Certificate)
+	}
 	if size := kept.object.Size(); size > 500 {
 		t.Errorf("keeps %d bytes", size)
 	}
@@ -279,12 +326,21 @@ func calls(c *fake.Clientset, verb, resource string) (n int) {
 func TestLooksOnceASecondAndOnlyForViewers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, client := opened(t.Context(), func(*Reader) {})
+		var mu sync.Mutex
 		var watching []*watch.FakeWatcher
 		client.PrependWatchReactor("*", func(kubetesting.Action) (bool, watch.Interface, error) {
 			w := watch.NewFake()
+			mu.Lock()
+			defer mu.Unlock()
 			watching = append(watching, w)
 			return true, w, nil
 		})
+		watches := func() []*watch.FakeWatcher {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return watching
+		}
 		synctest.Wait()
 		if n := len(client.Actions()); n != 0 {
 			t.Errorf("%d calls before the first viewer", n)
@@ -307,13 +363,13 @@ func TestLooksOnceASecondAndOnlyForViewers(t *testing.T) {
 		if n := calls(client, "get", "leases"); n != 200 { // the leader and the turn
 			t.Errorf("got %d calls of 50 viewers in 100 s, want 200", n)
 		}
-		if n := calls(client, "list", "certificatesigningrequests") + calls(client, "list", "nodes"); n != 2 || len(watching) != 2 {
-			t.Errorf("got %d lists and %d watches, want one of each for the requests and for the Nodes", n, len(watching))
+		if n := calls(client, "list", "certificatesigningrequests") + calls(client, "list", "nodes"); n != 2 || len(watches()) != 2 {
+			t.Errorf("got %d lists and %d watches, want one of each for the requests and for the Nodes", n, len(watches()))
 		}
 		time.Sleep(joinsIdle)
 		synctest.Wait()
 		before := len(client.Actions())
-		for _, w := range watching {
+		for _, w := range watches() {
 			if !w.IsStopped() {
 				t.Error("a watch goes on without a viewer")
 			}
@@ -322,14 +378,14 @@ func TestLooksOnceASecondAndOnlyForViewers(t *testing.T) {
 		if n := len(client.Actions()) - before; n != 0 {
 			t.Errorf("%d calls without a viewer", n)
 		}
-		if view(); len(watching) != 4 {
-			t.Errorf("got %d watches, want two more for the next viewer", len(watching))
+		if view(); len(watches()) != 4 {
+			t.Errorf("got %d watches, want two more for the next viewer", len(watches()))
 		}
 		time.Sleep(joinsIdle - time.Second)
 		view() // the timers of before must not end it
 		time.Sleep(joinsIdle - time.Second)
-		if view(); len(watching) != 4 {
-			t.Errorf("got %d watches, want none more while somebody looks", len(watching))
+		if view(); len(watches()) != 4 {
+			t.Errorf("got %d watches, want none more while somebody looks", len(watches()))
 		}
 	})
 }
@@ -352,10 +408,14 @@ func TestSharesNodesWithLeader(t *testing.T) {
 // A caller left during a look. Catches its error in the list of the next caller.
 func TestLookOfCallerThatLeftIsNotShared(t *testing.T) {
 	j, client := opened(t.Context(), func(*Reader) {})
+	must.Value(j.List(t.Context(), "", ""))(t) // fills the caches
+	j.open.last = nil
 	ctx, leave := context.WithCancel(t.Context())
 	client.PrependReactor("get", "leases", func(kubetesting.Action) (bool, k8s.Object, error) {
-		if leave(); ctx.Err() != nil {
-			time.Sleep(10 * time.Millisecond) // until the call has ended
+		if ctx.Err() == nil {
+			leave()
+			time.Sleep(10 * time.Millisecond) // until the context of the look has ended
+			return true, nil, context.Canceled
 		}
 		return false, nil, nil
 	})
