@@ -68,7 +68,7 @@ func OpenJoins(ctx context.Context, reader Reader, nodes *kubefacts.NodeCache) *
 // A listedRequest is a certificate request of a node.
 type listedRequest struct {
 	node     string
-	object   object // what explanations need: requesters choose the size of the rest
+	object   object // without what explanations do not need: requesters choose its size
 	evidence api.RequestEvidence
 }
 
@@ -81,16 +81,12 @@ func decodeRequest(o object) (listedRequest, error) {
 	if !found || tokens.CheckNodeName(node) != nil {
 		return listedRequest{}, fmt.Errorf("request %s is not of a node", o.Name)
 	}
-	r := listedRequest{node: node, evidence: request(o)}
+	r := listedRequest{node: node, object: o, evidence: request(o)}
 	if r.evidence.Certificate != nil {
 		r.evidence.Certificate.Chain = nil // few explanations need it, and it is large
 	}
-	s := o.Spec
-	r.object = &certificates.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: o.Name, CreationTimestamp: o.CreationTimestamp},
-		Spec:       certificates.CertificateSigningRequestSpec{SignerName: s.SignerName, Username: s.Username, UID: s.UID, Groups: s.Groups, Extra: s.Extra},
-		Status:     o.Status,
-	}
+	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, CreationTimestamp: o.CreationTimestamp, ResourceVersion: o.ResourceVersion}
+	o.Spec.Request, o.Spec.Usages = nil, nil
 	return r, nil
 }
 
@@ -131,16 +127,19 @@ func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, err
 	if l.err != nil {
 		return api.JoinList{}, l.err
 	}
-	if _, found := l.byID[token]; token != "" && !found {
-		return api.JoinList{}, fmt.Errorf("token %s: %w", token, tokens.ErrNotFound)
+	record, found := l.byID[token]
+	if token != "" && !found { // it may be younger than the look
+		if record, err = j.reader.Tokens.Get(ctx, token, tokens.Live); err != nil {
+			return api.JoinList{}, err
+		}
 	}
-	return l.shared(node, token), nil
+	return l.shared(node, token, record), nil
 }
 
-// shared returns the list of a List. All callers share it.
-func (l *look) shared(node, token string) api.JoinList {
+// shared returns the list of a List. All callers share it. record is that of the token.
+func (l *look) shared(node, token string, record tokens.Record) api.JoinList {
 	made, _ := l.lists.LoadOrStore([2]string{node, token}, sync.OnceValue(func() api.JoinList {
-		record, names, all := l.byID[token], map[string]bool{node: true}, []api.Join{}
+		names, all := map[string]bool{node: true}, []api.Join{}
 		if node == "" {
 			names = l.names(record)
 		}
@@ -242,18 +241,12 @@ func (l *look) index() {
 	l.joins, l.byID, l.tokens = map[string]api.Join{}, map[string]tokens.Record{}, map[string][]tokens.Record{}
 	for _, r := range f.Tokens {
 		l.byID[r.Token.ID()] = r
-		for _, name := range slices.Concat(r.Nodes, r.Limits.Strictest().NodeNames) {
-			l.tokens[name] = with(l.tokens[name], r)
+		names := slices.Concat(r.Nodes, r.Limits.Strictest().NodeNames)
+		slices.Sort(names)
+		for _, name := range slices.Compact(names) {
+			l.tokens[name] = append(l.tokens[name], r)
 		}
 	}
-}
-
-// with returns all with r, if it is not the last one.
-func with(all []tokens.Record, r tokens.Record) []tokens.Record {
-	if n := len(all); n > 0 && all[n-1].Token.ID() == r.Token.ID() {
-		return all
-	}
-	return append(all, r)
 }
 
 // permissions checks whether RBAC allows the automatic approval of the requests that nobody has decided.

@@ -23,7 +23,7 @@ func TestCallersShareOneList(t *testing.T) {
 		var callers sync.WaitGroup
 		items := make([]any, 4)
 		for i := range items {
-			callers.Go(func() { items[i] = &l.shared("", token).Items[0] })
+			callers.Go(func() { items[i] = &l.shared("", token, l.byID[token]).Items[0] })
 		}
 		callers.Wait()
 		for _, item := range items {
@@ -32,7 +32,7 @@ func TestCallersShareOneList(t *testing.T) {
 			}
 		}
 	}
-	all, ofToken := l.shared("", ""), l.shared("", id)
+	all, ofToken := l.shared("", "", tokens.Record{}), l.shared("", id, l.byID[id])
 	if len(all.Items) != 3 || all.Items[0].Node != "worker-2" || len(ofToken.Items) != 2 || ofToken.Items[0].Node != "worker-2" || ofToken.Cursor == all.Cursor {
 		t.Errorf("got %+v and %+v of the token, want the machine that waits longest first", all, ofToken)
 	}
