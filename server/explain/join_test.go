@@ -87,6 +87,7 @@ func TestJoin(t *testing.T) {
 		"Identity of another Node":  {explain.Facts{Object: replaced("True", time.Minute), Identity: tokens.Identity{NodeUID: "other", TokenID: "abcdef"}, Tokens: all}, api.JoinJoined, "uuuudd", ""},
 		"joined with another token": {explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(time.Hour, "csr-1"))}, Claim: claim("bbbbbb"), Tokens: all, Object: registered("True", time.Minute)}, api.JoinJoined, "uududd", "bbbbbb"},
 		"two requests":              {explain.Facts{Requests: append(requested(issued("kubejoin", leaf)), request(bootstrap, made(4*time.Minute, "csr-2"))), Tokens: all, Object: registered("True", time.Minute)}, api.JoinJoined, "dduddd", "abcdef"},
+		"two requests at once":      {explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(time.Minute, "csr-2"), denied("TokenSpent", "no")), request(bootstrap, made(time.Minute, "csr-1"))}, Tokens: all}, api.JoinStuck, "ddwrww", "abcdef"},
 		"claim of a deleted token":  {explain.Facts{Claim: claimed, Tokens: []tokens.Record{token(t, "abcdef", fresh, func(r *tokens.Record) { r.UID = "other" })}}, api.JoinStuck, "uuduww", "abcdef"},
 		"claim before its token":    {explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(time.Second, "csr-1"))}, Claim: claimed, Tokens: []tokens.Record{token(t, "abcdef", func(r *tokens.Record) { r.UID, r.Created = "other", before(time.Minute) })}}, api.JoinStuck, "ddwwww", "abcdef"},
 
