@@ -115,7 +115,7 @@ prose: ## check the words of docs and comments
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
 # Without test/kube and test/specs, which have the versions of Kubernetes.
-FOLLOWING := . test/importer test/chart test/containers test/etcdctl test/ignition deploy/image cmd/kubejoin-pkcs11
+FOLLOWING := . test/importer test/chart test/console test/containers test/etcdctl test/ignition deploy/image cmd/kubejoin-pkcs11
 NEWER := '{{with .Update}}{{printf "%-70s %-36s %s" $$.Path $$.Version .Version}}{{end}}'
 outdated: ## list direct requirements and tools that have a newer version: module, ours, newest
 	@found=$$(for dir in $(FOLLOWING); do \

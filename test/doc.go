@@ -19,6 +19,7 @@
 //	standalone      kubejoin without Kubernetes
 //	storm           hundreds of simulated machines join at once while the leader dies; also the program of 'make storm'
 //
+//	console         the page in a real browser (a module of its own)
 //	importer        programs that import kubejoin as a library (a module of its own)
 //
 // The tests share three packages: cluster runs Kubernetes, etcd runs etcd alone, harness runs kubejoin and has the common
