@@ -5,15 +5,19 @@ import (
 	"flag"
 	"fmt"
 	"html"
+	"math"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/joining"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/internal/testing/sample"
@@ -21,7 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-var update = flag.Bool("update", false, "write docs/try.svg")
+var update = flag.Bool("update", false, "write the pictures in docs")
 
 var shell = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 
@@ -51,13 +55,30 @@ func TestReadmeTry(t *testing.T) {
 	printed := string(must.Value(bash.CombinedOutput())(t))
 
 	shown := sample.Of(t, "README.md")
-	picture, output := recording(strings.ReplaceAll(printed, address, "127.0.0.1:9443"), typed.String(), shown)
+	picture, output := recording("A terminal: kubejoin returns a join command, signs a certificate for one machine, and refuses the next one", strings.ReplaceAll(printed, address, "127.0.0.1:9443"), typed.String(), shown)
 	sample.Check(t, "README.md", output)
+	checkPicture(t, "try.svg", picture)
+}
+
+// TestTimelinePicture draws docs/timeline.svg, and compares it with the file.
+func TestTimelinePicture(t *testing.T) {
+	t.Parallel()
+	const typed = "kubejoin timeline\n"
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	shown := screen(joining.Machines(now), now, math.MaxInt, math.MaxInt)
+	picture, _ := recording("A terminal: kubejoin timeline shows twelve machines, why two of them are stuck, and the next commands", typed+shown, typed, shown)
+	checkPicture(t, "timeline.svg", picture)
+}
+
+// checkPicture fails the test if a picture in docs differs. It writes the picture with -update.
+func checkPicture(t *testing.T, name string, picture []byte) {
+	t.Helper()
+	file := filepath.Join("..", "..", "docs", name)
 	if *update {
-		must.OK(t, os.WriteFile("../../docs/try.svg", picture, 0o600))
+		must.OK(t, os.WriteFile(file, picture, 0o600))
 	}
-	if got := must.Value(os.ReadFile("../../docs/try.svg"))(t); !bytes.Equal(got, picture) {
-		t.Error("docs/try.svg differs from the output: run go test ./cmd/kubejoin -run TestReadmeTry -update")
+	if got := must.Value(os.ReadFile(file))(t); !bytes.Equal(got, picture) {
+		t.Errorf("docs/%s differs from the output: run go test ./cmd/kubejoin -run %s -update", name, t.Name())
 	}
 }
 
@@ -87,7 +108,7 @@ rect { fill: #0d1117; stroke: #3d444d }
 
 // recording splits the output of a shell into typed lines and the output of commands, and draws both as in a terminal. The
 // drawing shows the lines of shown instead of the output, because the output differs from run to run.
-func recording(printed, typed, shown string) (svg []byte, output string) {
+func recording(title, printed, typed, shown string) (svg []byte, output string) {
 	var body strings.Builder
 	commands, samples := strings.Split(typed, "\n"), strings.Split(shown, "\n")
 	y, delay := padding, -1.6 // negative, so that the first line appears at once
@@ -113,8 +134,8 @@ func recording(printed, typed, shown string) (svg []byte, output string) {
 	}
 	width, height := int(columns*charWidth)+2*padding, y+padding
 	return fmt.Appendf(nil, `<svg xmlns="http://www.w3.org/2000/svg" width="%[1]d" height="%[2]d" viewBox="0 0 %[1]d %[2]d" role="img" xml:space="preserve">
-<title>A terminal: kubejoin returns a join command, signs a certificate for one machine, and refuses the next one</title>
+<title>%[7]s</title>
 %[3]s<rect x="0.5" y="0.5" width="%[4]d" height="%[5]d" rx="8"/>
 %[6]s</svg>
-`, width, height, recordingStyle, width-1, height-1, body.String()), output
+`, width, height, recordingStyle, width-1, height-1, body.String(), title), output
 }
