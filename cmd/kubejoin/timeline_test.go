@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/server/api"
+	facts "github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/rogpeppe/go-internal/testscript"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -71,18 +72,19 @@ func (s *joinServer) list(node, token string) (api.JoinList, error) {
 	if s.fails == "connection" {
 		return api.JoinList{}, errors.New("the server stops")
 	}
-	var list api.JoinList
+	var all []api.Join
 	if s.fails == "credential" { // a change ends the long poll
-		return list, nil
+		return facts.JoinList(all), nil
 	}
 	for _, j := range s.all {
 		content, _ := json.Marshal(j)
 		sum := sha256.Sum256(content)
 		j.SortKey, j.Version = fmt.Sprint(slices.Index(api.JoinStates, j.State), j.Node), string(sum[:8])
 		if (node == "" || j.Node == node) && (token == "" || j.TokenID == token) {
-			list.Items = append(list.Items, j)
+			all = append(all, j)
 		}
 	}
+	list := facts.JoinList(all)
 	if token != "" {
 		list.Nodes = s.nodes
 	}

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,7 @@ import (
 // machines is a cluster in which machines join.
 type machines struct {
 	operations.Operations
+	mu    sync.Mutex // for all, which may change during a call
 	all   []api.Join
 	looks int
 	err   error
@@ -29,6 +31,8 @@ type machines struct {
 func joining(all ...api.Join) *machines {
 	m := &machines{all: all}
 	m.Joins = func(context.Context, string, string) (api.JoinList, error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		m.looks++
 		return explain.JoinList(slices.Clone(m.all)), m.err
 	}
@@ -104,7 +108,11 @@ func TestWaitsForChangeOfJoins(t *testing.T) {
 			"only on the other page": {[]api.Join{m.all[0], m.all[1], join("c", api.JoinJoining, "2")}, nil, []string{"a", "b"}},
 		} {
 			before := m.all
-			time.AfterFunc(5500*time.Millisecond, func() { m.all = test.all })
+			time.AfterFunc(5500*time.Millisecond, func() {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.all = test.all
+			})
 			list, took := wait(nil)
 			if took < 5*time.Second || took > 7*time.Second || !slices.Equal(names(list.Items), test.items) || !slices.Equal(list.Order, test.order) || list.Cursor == first.Cursor {
 				t.Errorf("%s: got %+v after %s", about, list, took)
