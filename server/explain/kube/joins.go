@@ -353,7 +353,7 @@ func (l *look) join(node string) api.Join {
 	f := &g.facts
 	f.Node, f.Tokens = node, slices.Clone(l.tokens[node])
 	if n, found := l.nodes[node]; found {
-		f.Object = &api.NodeEvidence{UID: n.UID, Created: n.Created, Ready: string(n.Ready.Status), Reason: n.Ready.Reason, Message: n.Ready.Message, Since: n.Ready.LastTransitionTime.Time}
+		f.Object = nodeEvidence(n.UID, n.Created, n.Ready)
 		g.object = n.Joining
 	}
 	if c, found := l.claims[node]; found {

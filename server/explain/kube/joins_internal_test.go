@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -93,6 +94,22 @@ func (l *look) list(tb testing.TB, node, token string) string {
 	}
 	slices.Sort(names)
 	return strings.Join(names, " ")
+}
+
+// Catches a time of a kubelet that JSON cannot have: one machine would end the list for all callers.
+func TestShowsMachineWithAnyTime(t *testing.T) {
+	for _, seconds := range []int64{1 << 50, -1 << 50, time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -3600)).Unix()} {
+		ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Unix(seconds, 0)}
+		l := seen()
+		l.nodes["a"] = kubefacts.SeenNode{Registration: kubefacts.Registration{UID: "n", Created: start}, Ready: ready}
+		_, err := json.Marshal(l.read(t, "", ""))
+		g := gathering{Reader: Reader{Client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{ready}}})}, facts: explain.Facts{Node: "a"}}
+		must.OK(t, g.node(t.Context()))
+		_, failed := json.Marshal(explain.Explain(g.facts, start))
+		if err := errors.Join(err, failed); err != nil || g.facts.Object.Ready != "True" {
+			t.Errorf("Ready since %d: %v", seconds, err)
+		}
+	}
 }
 
 // Catches a machine that the list lacks, and one that it has although it does not join.

@@ -188,14 +188,22 @@ func (g *gathering) node(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := &api.NodeEvidence{UID: string(n.UID), Created: n.CreationTimestamp.Time}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			found.Ready, found.Reason, found.Message, found.Since = string(c.Status), c.Reason, c.Message, c.LastTransitionTime.Time
-		}
+	var ready corev1.NodeCondition
+	if at := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }); at >= 0 {
+		ready = n.Status.Conditions[at]
 	}
+	found := nodeEvidence(string(n.UID), n.CreationTimestamp.Time, ready)
 	g.set(func(f *explain.Facts) { f.Object, g.object = found, n })
 	return nil
+}
+
+// nodeEvidence returns the evidence of a Node with the condition Ready, without a year that JSON cannot have: its kubelet sets it.
+func nodeEvidence(uid string, created time.Time, ready corev1.NodeCondition) *api.NodeEvidence {
+	e := &api.NodeEvidence{UID: uid, Created: created, Ready: string(ready.Status), Reason: ready.Reason, Message: ready.Message}
+	if at := ready.LastTransitionTime.Time; at.Year() > 0 && at.Year() < 9999 {
+		e.Since = at
+	}
+	return e
 }
 
 // properties sets what the Node waits for, from the facts that were read.
