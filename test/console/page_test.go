@@ -27,8 +27,8 @@ import (
 // bearer is the token of the only user.
 const bearer = "admin-bearer-0123456789"
 
-// serve serves kubejoin with these machines. It returns its address and its CAs.
-func serve(t *testing.T, joins func() []api.Join) (endpoint string, roots *x509.CertPool) {
+// serve serves kubejoin with these machines, after changes. It returns its address and its CAs.
+func serve(t *testing.T, joins func() []api.Join, changes ...func(*server.Server)) (endpoint string, roots *x509.CertPool) {
 	t.Helper()
 	store := must.Get(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
 	t.Cleanup(func() { _ = store.Close() })
@@ -48,6 +48,9 @@ func serve(t *testing.T, joins func() []api.Join) (endpoint string, roots *x509.
 		Cluster: server.Cluster{Joins: func(_ context.Context, node, token string) (api.JoinList, error) {
 			return explain.JoinList(joins()), nil
 		}},
+	}
+	for _, change := range changes {
+		change(&s)
 	}
 	web := must.Get(s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate}))
 	go func() { _ = web.ServeTLS(listener, "", "") }()
@@ -82,6 +85,28 @@ func TestShowsTextAsText(t *testing.T) {
 	eval[bool](p, "document.querySelector('tbody a').click() || true")
 	p.await("the view of the machine", "document.querySelector('h1').textContent === "+quote(hostile))
 	check("machine")
+}
+
+// Catches a command to approve a request that the explanation does not advise, and another command beside a request whose name
+// is a word of that command: a machine chooses the names of its requests.
+func TestOffersOnlyApprovalsOfExplanation(t *testing.T) {
+	endpoint, roots := serve(t, func() []api.Join { return nil }, func(s *server.Server) {
+		s.Cluster.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
+			e := api.NodeExplanation{Node: node, State: explain.NodeExists, Sentence: "waits", Next: []string{"kubejoin claim release " + node, "kubejoin explain --csr csr-1", "kubectl certificate approve csr-1"}}
+			for _, name := range []string{"csr-1", "csr-2", node, "claim"} {
+				e.Evidence.Requests = append(e.Evidence.Requests, api.RequestEvidence{Name: name, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Created: time.Now()})
+			}
+			return e, nil
+		}
+	})
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.visit("#/machine/worker-1")
+	p.see("csr-2")
+	const want = "csr-1: kubectl certificate approve csr-1\ncsr-2: \nworker-1: \nclaim: "
+	if got := eval[string](p, `[...document.querySelectorAll('table.requests tbody tr')].map(r => r.querySelector('th').textContent + ': ' + (r.querySelector('.command code')?.textContent ?? '')).join('\n')`); got != want {
+		t.Errorf("got commands\n%s\nwant\n%s", got, want)
+	}
 }
 
 // Catches a page that grows with each change. 10,000 machines change 600 times.
