@@ -94,6 +94,13 @@ function signInView(reason) {
 	return {title: t('signIn'), signIn: true, parts: [el('p', {role: 'status'}, reason), form, el('p', {}, t('bearerHelp')), how]};
 }
 
+// forget removes all secrets, and ends a change of the view.
+function forget() {
+	routing.abort();
+	view?.leave?.();
+	signIn('');
+}
+
 // drawTop shows the links to what the caller may see.
 function drawTop() {
 	document.documentElement.lang = language();
@@ -107,7 +114,7 @@ function drawTop() {
 	}}, ...Object.entries(languages).map(([tag, name]) => el('option', {value: tag, lang: tag}, name)));
 	select.value = language();
 	const out = () => {
-		signIn('');
+		forget();
 		problem('');
 		show(signInView(t('needsSignIn')), true);
 	};
@@ -117,8 +124,5 @@ function drawTop() {
 
 addEventListener('hashchange', () => view?.signIn || route(true));
 document.addEventListener('visibilitychange', resume);
-addEventListener('pagehide', () => { // also a page in the browser's cache has no secret
-	view?.leave?.();
-	signIn('');
-});
+addEventListener('pagehide', forget); // also a page in the browser's cache has no secret
 route();

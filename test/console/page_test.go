@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp"
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -106,6 +107,24 @@ func TestOffersOnlyApprovalsOfExplanation(t *testing.T) {
 	const want = "csr-1: kubectl certificate approve csr-1\ncsr-2: \nworker-1: \nclaim: "
 	if got := eval[string](p, `[...document.querySelectorAll('table.requests tbody tr')].map(r => r.querySelector('th').textContent + ': ' + (r.querySelector('.command code')?.textContent ?? '')).join('\n')`); got != want {
 		t.Errorf("got commands\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Catches a late response that shows a view to somebody who has signed out.
+func TestForgetsWhoHasSignedOut(t *testing.T) {
+	endpoint, roots := serve(t, func() []api.Join { return nil })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see("no machine joins")
+	eval[bool](p, `(ask => { window.fetch = (path, options) => path === 'v1/permissions' ? new Promise(done => { window.respond = () => done() || true }).then(() => ask(path, options)) : ask(path, options) })(window.fetch) || true`)
+	p.visit("#/tokens")
+	p.await("a response that waits", "window.respond")
+	eval[bool](p, `document.querySelector('.tools button').click() || true`)
+	p.see("Sign in to see what joins.")
+	eval[bool](p, `(window.view = document.querySelector('h1'), window.respond())`)
+	time.Sleep(time.Second)
+	if !eval[bool](p, `document.querySelector('h1') === window.view`) {
+		t.Errorf("after a late response, the page shows:\n%s", p.shown())
 	}
 }
 
