@@ -130,19 +130,21 @@ export function machines(token = '') {
 	const node = el('input', {type: 'search', autocomplete: 'off', spellcheck: 'false', input: () => {
 		filter.node = node.value.trim().toLowerCase();
 		if (list) draw();
+	}, keydown: (event) => { // a form with several fields and no button is never submitted
+		if (event.key !== 'Enter' || !filter.node) return;
+		const [, short] = filter.node.match(/^([a-z0-9]{6})\.[a-z0-9]{16}$/) ?? [];
+		if (short) filter.node = node.value = '';
+		location.hash = short ? `#/token/${short}` : `#/machine/${encodeURIComponent(filter.node)}`; // perhaps not among the first
 	}});
 	node.value = filter.node;
-	// Somebody may paste a whole token: only its ID may be in the URL.
+	// Somebody may paste a whole token, also as a node name: only its ID may be in the URL.
 	const id = el('input', {autocomplete: 'off', spellcheck: 'false', size: 8, change: () => {
 		const [short] = id.value.trim().match(/^[a-z0-9]{6}\b/) ?? [''];
 		id.value = short;
 		location.hash = short ? `#/token/${short}` : '#/machines';
 	}});
 	id.value = token;
-	const controls = el('form', {class: 'filter', role: 'search', 'aria-label': t('filter'), submit: (event) => {
-		event.preventDefault();
-		if (filter.node && document.activeElement === node) location.hash = `#/machine/${encodeURIComponent(filter.node)}`; // perhaps not among the first
-	}},
+	const controls = el('form', {class: 'filter', role: 'search', 'aria-label': t('filter')},
 		field(t('node'), node), field(t('state'), state), field(t('tokenID'), id), token ? el('a', {href: '#/machines'}, t('all')) : '');
 	view.parts = [controls, counts, unread, body, more, legend()];
 	return view;

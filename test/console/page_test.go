@@ -110,6 +110,21 @@ func TestOffersOnlyApprovalsOfExplanation(t *testing.T) {
 	}
 }
 
+// Catches Enter in the filter that does nothing, and a whole token in a URL, which somebody has pasted as a node name.
+func TestEnterShowsMachine(t *testing.T) {
+	endpoint, roots := serve(t, func() []api.Join { return nil })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see("no machine joins")
+	run(p, chromedp.SendKeys("input[type=search]", "abcdef.0123456789abcdef\r"))
+	p.await("the view of the token", `location.hash === '#/token/abcdef'`)
+	if eval[string](p, `document.querySelector('input[type=search]').value`) != "" || eval[bool](p, `performance.getEntriesByType('resource').some(e => e.name.includes('0123456789abcdef'))`) {
+		t.Error("the page keeps or sends the secret")
+	}
+	run(p, chromedp.SendKeys("input[type=search]", "worker-1\r"))
+	p.await("the view of the machine", `location.hash === '#/machine/worker-1'`)
+}
+
 // Catches a late response that shows a view to somebody who has signed out.
 func TestForgetsWhoHasSignedOut(t *testing.T) {
 	endpoint, roots := serve(t, func() []api.Join { return nil })
