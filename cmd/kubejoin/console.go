@@ -93,7 +93,7 @@ func (o *remoteOptions) console(ctx context.Context, r *remote) (console, error)
 			kubectl += " --context " + safetext.Quote(o.context)
 		}
 		c.URL, c.CAFile = server+"/console", "kubejoin-ca.crt"
-		c.SaveCA = kubectl + ` -n default get configmap kube-root-ca.crt -o jsonpath='{.data.ca\.crt}' > ` + c.CAFile
+		c.SaveCA = kubectl + ` -n kubejoin-system get configmap kube-root-ca.crt -o jsonpath='{.data.ca\.crt}' > ` + c.CAFile
 	}
 	c.TokenCommand = kubectl + " -n kubejoin-system create token viewer --audience kubejoin --duration 1h"
 	c.AccountCommands = []string{

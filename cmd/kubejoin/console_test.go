@@ -49,6 +49,10 @@ func TestConsoleOfClusterIsThatOfTrustedPod(t *testing.T) {
 		if c.URL != test.want || (err == nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), "--url https://HOST:PORT") {
 			t.Errorf("%s: got %q, %v, want %q", name, c.URL, err, test.want)
 		}
+		// In other namespaces, many users may change a ConfigMap, and so which CA a browser trusts.
+		if err == nil && !strings.Contains(c.SaveCA, " -n kubejoin-system ") {
+			t.Errorf("%s: %q reads the CA from another namespace", name, c.SaveCA)
+		}
 		for _, command := range append(c.AccountCommands, c.SaveCA, c.TokenCommand) {
 			if err == nil && !strings.HasPrefix(command, "kubectl --kubeconfig '/etc/kubernetes/a dmin.conf' --context far ") {
 				t.Errorf("%s: %q does not name the cluster", name, command)

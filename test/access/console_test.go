@@ -31,7 +31,7 @@ func TestConsoleCommandsGiveViewer(t *testing.T) {
 	pod.Status.Phase, pod.Status.HostIP = corev1.PodRunning, "192.0.2.7"
 	must.Value(pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}))(t)
 	ca := harness.ReadFile(t, s.CAFile())
-	s.RunKubectl(t, "-n", "default", "create", "configmap", "kube-root-ca.crt", "--from-file=ca.crt="+s.CAFile()) // as kube-controller-manager does
+	s.RunKubectl(t, "-n", "kubejoin-system", "create", "configmap", "kube-root-ca.crt", "--from-file=ca.crt="+s.CAFile()) // as kube-controller-manager does
 
 	var printed struct {
 		URL, CAFile, SaveCA, TokenCommand string
