@@ -65,11 +65,8 @@ async function route(focus) {
 	}
 	if (!loaded) return;
 	problem('');
-	const [, name, of] = location.hash.match(/^#\/(\w+)(?:\/([^/]+))?$/) ?? [];
-	let node = '';
-	try {
-		node = decodeURIComponent(of ?? '');
-	} catch { /* a malformed fragment is that of no machine */ }
+	// A link from elsewhere has no other text than a name: the page would show it as its own.
+	const [, name, node = ''] = location.hash.match(/^#\/(\w+)(?:\/([-.a-z0-9]{1,253}))?$/) ?? [];
 	if (name === 'tokens' || !may('list', 'explanations')) {
 		const any = may('list', 'tokens') || may('create', 'tokens');
 		show(any ? tokens() : {title: t('machines'), parts: [el('p', {}, t('nothingAllowed'))]}, focus);

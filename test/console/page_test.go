@@ -66,13 +66,18 @@ func serve(t *testing.T, joins func() []api.Join, changes ...func(*server.Server
 // hostile is what an attacker may try to put into each field.
 const hostile = `"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&lt;b&gt;javascript:window.hacked=1`
 
-// Catches text of a machine that becomes part of the page.
+// Catches text of a machine that becomes part of the page, and text of a link that the page shows as its own.
 func TestShowsTextAsText(t *testing.T) {
 	join := api.Join{
 		Node: hostile, State: api.JoinStuck, Since: time.Now(), Reason: hostile, TokenID: hostile, Sentence: hostile, Next: []string{hostile},
 		Steps: []api.JoinStep{{Name: api.StepToken, State: api.StepUnknown}, {Name: api.StepRequested, State: api.StepDone, At: time.Now()}},
 	}
-	endpoint, roots := serve(t, func() []api.Join { return []api.Join{join} })
+	endpoint, roots := serve(t, func() []api.Join { return []api.Join{join} }, func(s *server.Server) {
+		s.Cluster.Explain = func(context.Context, string) (api.NodeExplanation, error) {
+			refused := api.RequestEvidence{Name: hostile, Signer: hostile, Denied: &api.RequestCondition{Reason: hostile, Message: hostile}}
+			return api.NodeExplanation{Sentence: hostile, Next: []string{hostile}, Evidence: api.Evidence{Requests: []api.RequestEvidence{refused}}, Unread: []api.UnreadFact{{Reason: hostile}}}, nil
+		}
+	})
 	p := open(t, endpoint, roots, "en")
 	p.signIn(bearer)
 	p.see(hostile)
@@ -83,9 +88,11 @@ func TestShowsTextAsText(t *testing.T) {
 		}
 	}
 	check("machines")
-	eval[bool](p, "document.querySelector('tbody a').click() || true")
-	p.await("the view of the machine", "document.querySelector('h1').textContent === "+quote(hostile))
+	p.visit("#/machine/worker-1")
+	p.await("the view of the machine", "document.querySelector('h1').textContent === 'worker-1' && document.querySelector('table.requests')")
 	check("machine")
+	p.visit("#/machine/Run%20curl%20evil.example")
+	p.await("a view without the text of the link", "document.querySelector('h1').textContent === 'Machines'")
 }
 
 // Catches a command to approve a request that the explanation does not advise, and another command beside a request whose name
