@@ -149,6 +149,9 @@ func (h *handler) listPermissions(r *call, _ struct{}) (web.Response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), permissionsTimeout)
 	defer cancel()
 	for _, access := range all {
+		if err := charged(r, r.user.Name, ""); err != nil { // as a request: each may cost a review
+			return web.Response{}, err
+		}
 		switch err := h.Callers.Authorize(r.WithContext(ctx), r.user, access); {
 		case err == nil:
 			list.Items = append(list.Items, api.Permission{Verb: access.Verb, Resource: access.Resource, Name: access.Name})

@@ -316,6 +316,26 @@ func TestListsEveryPermissionThatRoutesAndRolesName(t *testing.T) {
 	}
 }
 
+// Catches a user without permissions whose cheap requests cost many reviews: each credential has a list of its own.
+func TestReviewsOfPermissionsUseUpRateOfUser(t *testing.T) {
+	s := newSite(t)
+	s.Limits.UserRate = atFirst(100)
+	credentials, reviews := 0, 0
+	s.Callers.Authenticate = func(*http.Request) (auth.User, error) {
+		credentials++
+		return auth.User{Name: "vic", Extra: map[string][]string{"credential-id": {fmt.Sprint(credentials)}}}, nil
+	}
+	s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { reviews++; return auth.ErrForbidden }
+	s.start(t)
+	status := map[int]int{}
+	for range 10 {
+		status[s.do(t, "GET", "/v1/permissions", viewerBearer, "", "").status]++
+	}
+	if status[200] == 0 || status[429] == 0 || reviews > 100 {
+		t.Errorf("got %d reviews and statuses %v, want at most 100 reviews", reviews, status)
+	}
+}
+
 // Catches a list that is partial because a check failed, one that serves another user, one that is cached for longer than
 // 10 s, and a request that is allowed because the list has its permission.
 func TestCachedPermissionsGrantNothing(t *testing.T) {
