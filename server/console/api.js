@@ -4,7 +4,7 @@ import {duration, t} from './text.js';
 
 let bearer = '';
 let permissions; // undefined if the server does not say
-let ahead = 0; // of the server's clock, in milliseconds
+let ahead = 0; // how far the server's clock is ahead, in milliseconds
 
 export const signedIn = () => bearer !== '';
 

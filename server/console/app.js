@@ -9,7 +9,7 @@ import {tokens} from './tokens.js';
 const main = document.getElementById('main');
 let view; // what is shown
 let stop = new AbortController(); // ends its calls
-let routing = new AbortController(); // ends those before the view is shown
+let routing = new AbortController(); // ends the calls of route
 
 // resume runs the view while the page is visible.
 async function resume() {

@@ -74,7 +74,7 @@ export function command(text = '') {
 	return node;
 }
 
-// field returns a label with its control, and a text that explains it.
+// field returns a control with its label.
 export function field(label, control) {
 	return el('label', {}, el('span', {}, label), control);
 }

@@ -12,7 +12,7 @@ export const glyphs = {done: '●', waiting: '○', refused: '✕', unknown: '?'
 
 export const stepState = (state) => t(state === 'refused' ? 'refusedStep' : state);
 
-// words describes the steps of a machine.
+// words describes a step of a machine.
 const words = (step) => `${t(`step-${step.name}`)}: ${stepState(step.state)}${step.at ? `, ${moment(step.at)}` : ''}`;
 
 // places returns where each step that has happened is on the line, in percent. The time between the token and the first
