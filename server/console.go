@@ -34,7 +34,7 @@ func (h *handler) consoleFile(r *call, _ struct{}) (web.Response, error) {
 	return h.notFound(r)
 }
 
-// consoleResponse returns a file. Unlike other public documents, it is in no cache.
+// consoleResponse returns a file. Unlike other public documents, no cache stores it.
 func consoleResponse(name, contentType string) (web.Response, error) {
 	body, err := consoleFiles.ReadFile("console/" + name)
 	return web.Response{ContentType: contentType, Body: body, Header: map[string]string{"Content-Security-Policy": consolePolicy}}, err

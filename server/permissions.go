@@ -128,8 +128,8 @@ const (
 	maxPermissions     = 1024
 )
 
-// listPermissions returns the permissions of the caller. It is for display and grants nothing: each request is
-// authorized anew. As in allowed, no user has a permission without a Callers, and bootstrap users have none.
+// listPermissions returns the permissions of the caller. It is for display and grants nothing: kubejoin
+// authorizes each request again. As in allowed, no user has a permission without a Callers, and bootstrap users have none.
 func (h *handler) listPermissions(r *call, _ struct{}) (web.Response, error) {
 	list := api.PermissionList{APIVersion: api.GroupVersion, Kind: api.KindPermissionList, Items: []api.Permission{}}
 	if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {

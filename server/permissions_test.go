@@ -336,8 +336,8 @@ func TestReviewsOfPermissionsUseUpRateOfUser(t *testing.T) {
 	}
 }
 
-// Catches a list that is partial because a check failed, one that serves another user, one that is cached for longer than
-// 10 s, and a request that is allowed because the list has its permission.
+// Catches a list that is partial because a check failed, and one that serves another user. Also catches one that is cached
+// for longer than 10 s, and a request that is allowed because the list has its permission.
 func TestCachedPermissionsGrantNothing(t *testing.T) {
 	s := newSite(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -162,8 +162,8 @@ type Cluster struct {
 	// tokens.ErrNotFound if there is no request of that name. It is usually Requests of package
 	// server/explain/kube. With nil, POST /v1/explain returns 404.
 	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
-	// Joins lists all machines that join, or that of a node name, or those of the ID of a token. It is List of the Joins of
-	// package server/explain/kube. With nil, GET /v1/join returns 404.
+	// Joins lists the machines that join, or only the one with a node name, or those of a token ID. It is usually List of a
+	// Joins of package server/explain/kube. With nil, GET /v1/join returns 404.
 	Joins func(ctx context.Context, node, token string) (api.JoinList, error)
 }
 

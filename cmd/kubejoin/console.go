@@ -24,7 +24,8 @@ type console struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	URL        string `json:"url"`
-	// CAFile has the CA of the server; empty if the system trusts it. SaveCA writes the file if it does not exist yet.
+	// CAFile has the CA of the server; empty if the system trusts it. SaveCA is the command that writes the file; empty if it
+	// exists already.
 	CAFile string `json:"caFile,omitempty"`
 	SaveCA string `json:"saveCA,omitempty"`
 	// TokenFile has a bearer token. Without a file, TokenCommand prints one, after AccountCommands have run once.
@@ -38,8 +39,8 @@ func consoleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "console",
 		Short: "Print how to open the page of kubejoin in a browser",
-		Long: `Print the URL of the page that shows machines and tokens, how a browser comes to trust its
-CA, and where to get a bearer token for it. The command prints no secret and changes nothing.
+		Long: `Print the URL of the page that shows machines and tokens, how to make a browser trust its CA,
+and where to get a bearer token for it. The command prints no secret and changes nothing.
 
 The page asks for the token, and keeps it until you close or reload the page. The page can do
 what the token can do, and nothing else. On a cluster, the printed command makes a token that

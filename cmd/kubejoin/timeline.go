@@ -37,18 +37,22 @@ func timelineCommand() *cobra.Command {
 		Short: "Show how far machines have joined",
 		Long: `Show how far machines have joined: those that have not finished, and those that registered
 within the last hour. Stuck machines come first, each with the sentence and the next command
-of 'kubejoin explain'. With NODE or --token, the time of joining does not matter.
+of 'kubejoin explain'. With NODE or --token, the list also has those that registered earlier.
 
 A machine is stuck (it needs help, or takes longer than usual), joining, expected (a token or
-a machine has the name, and nothing has come from it) or joined (its Node is Ready). STEPS has
-a character for each step: token created, certificate requested, name claimed, certificate
-issued, Node registered, Node Ready. It is = (done), . (not yet), x (refused) or ? (unknown,
-for example because the request was deleted since). With NODE, each step is shown with its time.
+'kubejoin machine add' names it, and no certificate request has arrived) or joined (its Node
+is Ready). A refused machine leaves the list after an hour, unless a usable token or a claim
+has its name.
+
+STEPS has a character for each step: token created, certificate requested, name claimed,
+certificate issued, Node registered, Node Ready. The character is = (done), . (not yet),
+x (refused) or ? (unknown, for example because somebody deleted the request). With NODE, the
+command prints the time of each step.
 
 --watch follows the changes until you press Ctrl-C: on a terminal as a table, and in a pipe as
 one line for each change (-o json: one object in each line). With NODE, or a --token with a
 limit of nodes, it ends with exit code 0 when that machine, or all nodes of the token, have
-joined. It ends with 3 if the token ends before.
+joined. It ends with 3 if the token expires or is deleted before.
 
 Without --watch, the exit code is 3 if the machine, or a node of the token, has not joined.` + remoteHelp,
 		Example: `  kubejoin timeline

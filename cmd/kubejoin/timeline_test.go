@@ -28,7 +28,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A joinServer is a server that tells how far machines have joined.
+// A joinServer is a server that returns how far machines have joined.
 type joinServer struct {
 	*webServer
 	mu      sync.Mutex
@@ -91,7 +91,7 @@ func (s *joinServer) list(node, token string) (api.JoinList, error) {
 	return list, nil
 }
 
-// set changes what the server tells.
+// set changes what the server returns.
 func (s *joinServer) set(nodes int, fails string, all ...api.Join) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,11 +10,11 @@ type JoinState string
 
 // The states of a Join.
 const (
-	// JoinStuck: the machine has not joined, and joins no further without help or for longer than usual.
+	// JoinStuck: the machine has not joined. It needs help, or takes longer than usual.
 	JoinStuck JoinState = "stuck"
-	// JoinJoining: the machine joins.
+	// JoinJoining: the machine is joining.
 	JoinJoining JoinState = "joining"
-	// JoinExpected: a token or a machine with a key of its own has the name, and nothing has come from the machine.
+	// JoinExpected: a token or a machine with a key of its own has the name, and no certificate request has arrived.
 	JoinExpected JoinState = "expected"
 	// JoinJoined: the Node is Ready.
 	JoinJoined JoinState = "joined"
@@ -36,7 +36,7 @@ const (
 // The states of a step.
 const (
 	StepDone    = "done"
-	StepWaiting = "waiting" // it has not happened
+	StepWaiting = "waiting" // the step has not happened
 	StepRefused = "refused"
 	StepUnknown = "unknown" // there is no evidence, for example because the request was deleted
 )
@@ -64,7 +64,7 @@ type Join struct {
 	Sentence string   `json:"sentence,omitempty"`
 	Next     []string `json:"next,omitempty"`
 
-	// SortKey orders the machines of a list. Version is 8 bytes that differ after each change. Both are empty in a response.
+	// SortKey orders the machines of a list. Version is 8 bytes that change when the machine changes. Both are empty in a response.
 	SortKey string `json:"-"`
 	Version string `json:"-"`
 }
@@ -99,15 +99,15 @@ const MaxJoinsWait = time.Minute
 type JoinList struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Items are the machines of a page, and after an earlier list those of them that have changed.
+	// Items are the machines of a page; with ListJoins.After, only those that have changed.
 	Items []Join `json:"items"`
-	// Order has the node names of all machines of the page. It is set only after an earlier list.
+	// Order has the node names of all machines of the page; nil without ListJoins.After.
 	Order []string `json:"order,omitempty"`
-	// Counts has the number of machines by state, without State and over all pages.
+	// Counts has the number of machines by state, on all pages and regardless of ListJoins.State.
 	Counts map[JoinState]int `json:"counts"`
 	// Nodes is how many nodes can join with the Token of the request; zero without a limit, and without a Token.
 	Nodes int `json:"nodes,omitempty"`
-	// Cursor is for ListJoins.After. It differs after each change of a machine on any page and in any state.
+	// Cursor is for ListJoins.After. It changes when a machine on any page and in any state changes.
 	Cursor string `json:"cursor"`
 	// Continue is for ListJoins.Continue; empty on the last page.
 	Continue string `json:"continue,omitempty"`

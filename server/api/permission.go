@@ -11,7 +11,7 @@ type Permission struct {
 	Name string `json:"name,omitempty"`
 }
 
-// A PermissionList has the permissions of the caller. It is for display: each request is authorized anew.
+// A PermissionList has the permissions of the caller. It is for display: kubejoin authorizes each request again.
 type PermissionList struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`

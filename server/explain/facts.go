@@ -28,7 +28,7 @@ type Facts struct {
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
 	ClusterInfo map[string]string
-	// Cluster returns [ClusterOf] the ClusterInfo, for the Facts of many nodes; nil calls ClusterOf.
+	// Cluster returns the cached result of [ClusterOf] for ClusterInfo, so that many nodes share it; nil calls ClusterOf.
 	Cluster func() (server string, cas []*x509.Certificate) `json:"-"`
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence

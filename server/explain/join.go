@@ -20,8 +20,8 @@ const (
 	usualReady = 3 * time.Minute // from the Node to Ready, with the images of a network plugin
 )
 
-// transient are the reasons with which a machine is not stuck until the time has passed since its last step. With all other
-// reasons, a machine that has not joined needs help.
+// transient has the reasons that need no help until this time has passed since the last step of the machine. [Join] decides
+// when another reason needs none.
 var transient = map[api.NodeState]time.Duration{
 	TokenUnknown: usualDelay, TokenUnsigned: usualDelay, NotApproved: usualDelay, NotSigned: usualDelay, // caches may lag
 	CertificateIssued: usualStart, SignedByOther: usualStart, Claimed: usualStart,
@@ -56,8 +56,8 @@ func Join(f Facts, now time.Time) api.Join {
 	return j
 }
 
-// JoinList returns a list with these machines as Items in order, with Counts, and with a Cursor of 8 bytes that differ after each
-// change. It sorts all.
+// JoinList returns a list with these machines as Items in order, with Counts, and with a Cursor of 8 bytes that change
+// when a machine changes. It sorts all.
 func JoinList(all []api.Join) api.JoinList {
 	list := api.JoinList{Items: all, Counts: map[api.JoinState]int{}}
 	for _, s := range api.JoinStates {

@@ -33,8 +33,8 @@ type Operations struct {
 	Readers
 	// ExplainNode explains why a machine has or has not joined; nil without a cluster.
 	ExplainNode func(ctx context.Context, node string) (api.NodeExplanation, error)
-	// Joins lists all machines that join, or that of a node name, or those of a token, as List of the Joins of package
-	// server/explain/kube does. Nil without a cluster.
+	// Joins lists the machines that join, or only the one with a node name, or those of a token ID. It is usually List of a
+	// Joins of package server/explain/kube; nil without a cluster.
 	Joins func(ctx context.Context, node, token string) (api.JoinList, error)
 	// ExplainCSR explains given or, if given is nil, the certificate request of that name; nil without a cluster. If no
 	// request has the name, the error wraps [tokens.ErrNotFound].

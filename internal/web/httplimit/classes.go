@@ -32,7 +32,7 @@ const (
 	MaxTokenReviews  = 256  // kube-apiserver caches the responses
 	MaxAccessReviews = 1024 // kubejoin answers from memory; one review for each request of a node
 	MaxProbes        = 1024 // concurrent requests share one run of the checks
-	MaxWatches       = 256  // most wait, and share one look at the cluster
+	MaxWatches       = 256  // most wait: one look at the cluster serves all
 	MaxOthers        = 256  // metrics, the description of the API, unknown paths
 )
 

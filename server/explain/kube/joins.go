@@ -90,7 +90,7 @@ func decodeRequest(o object) (listedRequest, error) {
 	return r, nil
 }
 
-// A look is what a List has seen.
+// A look has what a List reads from the cluster at one time.
 type look struct {
 	now      time.Time
 	err      error
@@ -136,7 +136,7 @@ func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, err
 	return l.shared(node, token, record), nil
 }
 
-// shared returns the list of a List. All callers share it. record is that of the token.
+// shared returns the list for a node name or a token ID. Callers with the same arguments share it. record is the token.
 func (l *look) shared(node, token string, record tokens.Record) api.JoinList {
 	made, _ := l.lists.LoadOrStore([2]string{node, token}, sync.OnceValue(func() api.JoinList {
 		names, all := map[string]bool{node: true}, []api.Join{}
@@ -161,7 +161,7 @@ func (l *look) shared(node, token string, record tokens.Record) api.JoinList {
 	return made.(func() api.JoinList)()
 }
 
-// watches returns what a list reads. It ends when nobody has called it for joinsIdle.
+// watches returns what a list reads. The watches end when nobody has called it for joinsIdle.
 func (j *Joins) watches() *watches {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -139,7 +139,7 @@ type gathering struct {
 	known   tokens.Claim // of the name, released or not
 	served  []object     // all requests; some may have a serving certificate
 	patches bool         // whether kubejoin may patch Nodes
-	strict  bool         // whether the failure has errors of the facts that a list needs
+	strict  bool         // whether failure also has the errors of listNeeds
 	failure error        // errors, other than forbidden, of the facts that every explanation needs
 }
 
