@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -40,8 +41,8 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 // listJoins returns how far machines have joined.
 func (h *handler) listJoins(r *call, req api.ListJoins) (web.Response, error) {
 	list, err := h.operations.ListJoins(r.Context(), req, h.ending)
-	if r.Context().Err() != nil { // the client no longer waits, which is no failure
-		err = nil
+	if err != nil && r.Context().Err() != nil { // the client no longer waits, which is no failure: nothing has changed
+		list, err = api.JoinList{APIVersion: api.GroupVersion, Kind: api.KindJoinList, Items: []api.Join{}, Counts: map[api.JoinState]int{}, Cursor: cmp.Or(req.After, "0")}, nil
 	}
 	return shown(list, err)
 }

@@ -185,6 +185,9 @@ func TestClientThatNoLongerWaitsIsNoError(t *testing.T) {
 		if w.Code >= 500 || strings.Contains(s.logs.String(), "level=ERROR") {
 			t.Errorf("got %d, log:\n%s", w.Code, s.logs)
 		}
+		if body := w.Body.String(); !strings.Contains(body, `"kind":"JoinList","items":[],"counts":{},"cursor":"`) {
+			t.Errorf("got %s, want a list as in the description of the API", body)
+		}
 	})
 }
 
