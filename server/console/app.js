@@ -50,6 +50,7 @@ function failed(error) {
 
 // route shows the view of the fragment.
 async function route(focus) {
+	view?.leave?.();
 	stop.abort();
 	routing.abort();
 	const mine = routing = new AbortController();

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -25,37 +27,47 @@ import (
 // joined is how many real kubelets the control plane has.
 const joined = 11
 
-// refusals are requests for node names that kubejoin refuses, by reason. token prepares one, and returns the ID of its token.
+// refusals are requests for node names that kubejoin refuses, by reason. prepare returns the ID of the token that requests.
 var refusals = map[string]struct {
-	node  string
-	token func(t *testing.T, s *harness.Site) string
+	node    string
+	prepare func(t *testing.T, s *harness.Site) string
 }{
 	"TokenSpent": {"spent", func(t *testing.T, s *harness.Site) string {
 		id := s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID()
-		request(t, s, id, "first-of-spent")
+		request(t, s, id, "first-of-spent", "first-of-spent")
 		s.WaitIssued(t, "first-of-spent")
 		return id
+	}},
+	"TokenRevoked": {"no-token", func(*testing.T, *harness.Site) string { return "000000" }},
+	"TokenLimitsMalformed": {"malformed", func(t *testing.T, s *harness.Site) string {
+		must.OK(t, harness.StoreToken(t.Context(), s.Client(), "badbad", map[string]string{"kubejoin.io/max-nodes": "many"}))
+		return "badbad"
 	}},
 	"NodeNameNotAllowed": {"other-name", func(t *testing.T, s *harness.Site) string {
 		return s.CreateToken(t, tokens.Limits{NodeNames: []string{"rack-a-*"}}).ID()
 	}},
-	"NodeNameReserved": {"cp-1", func(t *testing.T, s *harness.Site) string { return s.CreateToken(t, tokens.Limits{}).ID() }},
+	"NodeNameReserved": {"cp-1", unlimited},
 	"NodeNameClaimed": {"claimed", func(t *testing.T, s *harness.Site) string {
-		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID()), "claimer", certificates.KubeAPIServerClientKubeletSignerName, "claimed"))
+		request(t, s, s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID(), "claimer", "claimed")
 		s.WaitIssued(t, "claimer")
-		return s.CreateToken(t, tokens.Limits{}).ID()
+		return unlimited(t, s)
 	}},
 	"NodeExists": {"existing", func(t *testing.T, s *harness.Site) string {
 		must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "existing"}}, metav1.CreateOptions{}))(t)
-		return s.CreateToken(t, tokens.Limits{}).ID()
+		return unlimited(t, s)
 	}},
-	"TokenRevoked": {"unknown-token", func(*testing.T, *harness.Site) string { return "000000" }},
 }
 
-// request creates the request of a machine with the token of this ID. The request and the node have this name.
-func request(t *testing.T, s *harness.Site, id, node string) {
+// unlimited returns the ID of a token without limits.
+func unlimited(t *testing.T, s *harness.Site) string {
 	t.Helper()
-	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), node, certificates.KubeAPIServerClientKubeletSignerName, node))
+	return s.CreateToken(t, tokens.Limits{}).ID()
+}
+
+// request creates a request with the token of this ID.
+func request(t *testing.T, s *harness.Site, id, name, node string) {
+	t.Helper()
+	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, certificates.KubeAPIServerClientKubeletSignerName, node))
 }
 
 // signIn signs in with a bearer token.
@@ -70,7 +82,19 @@ func (p *page) visit(fragment string) {
 	eval[string](p, "location.hash = "+quote(fragment))
 }
 
-// check looks at a view in light and dark, with a wide and a narrow window, and in Chinese.
+// tabTo presses the Tab key until the element with this text has the focus.
+func (p *page) tabTo(text string) {
+	p.Helper()
+	for range 100 {
+		run(p, chromedp.KeyEvent("\t"))
+		if eval[string](p, "document.activeElement.textContent") == text {
+			return
+		}
+	}
+	p.Fatalf("the Tab key does not reach %s", text)
+}
+
+// check looks at a view in light and dark, with windows from 360 pixels to 4K, and in Chinese.
 func (p *page) check(view string) {
 	p.Helper()
 	for _, language := range []string{"en", "zh-CN"} {
@@ -78,7 +102,7 @@ func (p *page) check(view string) {
 		p.await(language, "document.documentElement.lang === "+quote(language)+" && document.querySelector('h1')")
 		for _, colors := range []string{"light", "dark"} {
 			must.Value(chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: colors}}}))(p.T)
-			for _, width := range []int64{1280, 360} {
+			for _, width := range []int64{3840, 1280, 360} {
 				run(p, chromedp.EmulateViewport(width, 900))
 				p.picture(fmt.Sprintf("%s-%s-%s-%d", view, language, colors, width))
 				p.checkAccessibility(view)
@@ -89,7 +113,11 @@ func (p *page) check(view string) {
 		}
 	}
 	eval[bool](p, `(s => { s.value = 'en'; return s.dispatchEvent(new Event('change')) })(document.querySelector('#top select'))`)
+	p.await("English", "document.documentElement.lang === 'en'")
 	run(p, chromedp.ResetViewport())
+	if moving := eval[int](p, "document.getAnimations().length"); moving > 0 {
+		p.Errorf("%s has %d animations", view, moving)
+	}
 }
 
 // TestShowsWhatJoins looks at a control plane with kubelets that have joined and machines that are refused, as an administrator.
@@ -111,12 +139,18 @@ func TestShowsWhatJoins(t *testing.T) {
 	}
 	ids := map[string]string{}
 	for reason, r := range refusals {
-		ids[reason] = r.token(t, s)
+		ids[reason] = r.prepare(t, s)
 	}
 	time.Sleep(time.Second) // times in the cluster have seconds, and the order matters
 	for reason, r := range refusals {
-		request(t, s, ids[reason], r.node)
+		request(t, s, ids[reason], r.node, r.node)
 	}
+	// kubejoin decides nothing about the requests of a person without permission.
+	s.RunKubectl(t, "create", "clusterrolebinding", "person", "--clusterrole", "system:node-bootstrapper", "--user", "person")
+	for _, node := range []string{"by-person", "denied"} {
+		must.OK(t, harness.CreateRequest(t.Context(), s.As(t, "person", "system:authenticated"), node, certificates.KubeAPIServerClientKubeletSignerName, node))
+	}
+	must.OK(t, harness.Decide(t.Context(), s.Client(), "denied", certificates.CertificateDenied))
 	p := open(t, s.Endpoint, s.Roots, "en")
 	p.see("Sign in to see what joins.")
 	p.check("sign-in")
@@ -124,6 +158,7 @@ func TestShowsWhatJoins(t *testing.T) {
 	p.see("The server does not accept this token.")
 	p.signIn(s.Bearer(t))
 	joining.Wait()
+	p.see("denied: refused")
 	for reason, r := range refusals {
 		p.await(r.node+" with "+reason, fmt.Sprintf(`[...document.querySelectorAll('tbody.stuck')].some(b => b.querySelector('th').textContent === %q && b.querySelector('.reason').textContent === %q && b.querySelector('.advice').textContent.length > 20)`, r.node, reason))
 	}
@@ -134,15 +169,20 @@ func TestShowsWhatJoins(t *testing.T) {
 	p.see(fmt.Sprintf("%d of %[1]d joined", joined))
 
 	p.visit("#/machine/spent")
-	p.see("certificate requested", "TokenSpent", "Next commands")
+	p.see("certificate requested", "TokenSpent", "kubectl describe csr spent")
 	p.check("machine")
 
-	p.visit("#/tokens")
+	p.visit("#/machine/by-person")
+	p.see("kubectl certificate approve by-person")
+
+	p.tabTo("Tokens")
+	run(p, chromedp.KeyEvent("\r"))
 	p.see(token.ID(), fmt.Sprintf("%d of %[1]d", joined))
 	p.check("tokens")
 	run(p, chromedp.SetValue("input[name=nodeNames]", "by-page"))
 	run(p, chromedp.Click("form.create button"))
 	p.see("This is shown once.")
+	p.checkAccessibility("join command")
 	run(p, chromedp.Click(".secret .command button"))
 	copied := eval[string](p, "navigator.clipboard.readText()")
 	args = must.Value(cluster.JoinArgs(copied))(t)
@@ -168,6 +208,8 @@ func TestShowsWhatJoins(t *testing.T) {
 	viewer := s.RunKubectl(t, "-n", "kubejoin-system", "create", "token", "viewer", "--audience", "kubejoin", "--duration", "1h")
 	s.Secrets.Add("the viewer", viewer)
 	p.signIn(viewer)
+	p.see("joined (Joined)")
+	p.visit("#/machines")
 	p.see("TokenSpent")
 	p.visit("#/tokens")
 	p.see(token.ID())
@@ -191,6 +233,25 @@ func TestShowsWhatJoins(t *testing.T) {
 func byHand(p *page, method, path, bearer string) int {
 	p.Helper()
 	return eval[int](p, fmt.Sprintf(`fetch(%q, {method: %q, headers: {Authorization: %q}}).then(r => r.status)`, path, method, "Bearer "+bearer))
+}
+
+// TestStandalone opens the page as README's session leaves kubejoin: it has no cluster.
+func TestStandalone(t *testing.T) {
+	s := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"))
+	p := open(t, s.Endpoint, s.Roots, "en")
+	p.signIn(s.Bearer(t))
+	p.see("this kubejoin runs without a cluster")
+	p.visit("#/tokens")
+	p.see("There are no tokens.")
+	run(p, chromedp.Click("form.create button"))
+	p.see("This is shown once.", "kubeadm join")
+	s.Secrets.Add("the token", regexp.MustCompile(`[a-z0-9]{6}\.([a-z0-9]{16})`).FindStringSubmatch(eval[string](p, "document.querySelector('.secret code').textContent"))[1])
+	p.visit("#/machines")
+	p.await("that the join command goes", "document.querySelector('.secret') === null")
+	p.see("this kubejoin runs without a cluster")
+	p.visit("#/tokens")
+	p.see("0 of 1")
+	s.CheckSecrets(t)
 }
 
 // Catches another website that shows or uses the page in the browser of a user.

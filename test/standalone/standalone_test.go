@@ -6,6 +6,7 @@ import (
 	"crypto/elliptic"
 	"crypto/tls"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,4 +120,20 @@ func readAll(t *testing.T, dir string, names ...string) string {
 		all.Write(content)
 	}
 	return all.String()
+}
+
+// Catches a page that --console=false does not switch off.
+func TestConsoleIsSwitchedOff(t *testing.T) {
+	harness.Parallel(t)
+	for _, test := range []struct {
+		flags  []string
+		status int
+	}{{nil, http.StatusOK}, {[]string{"--console=false"}, http.StatusNotFound}} {
+		s := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"), test.flags...)
+		for _, path := range []string{"/console", "/console/app.js"} {
+			if status, body, err := s.Get(t.Context(), path, ""); err != nil || status != test.status {
+				t.Errorf("%s with %q: got %d %s (%v), want %d", path, test.flags, status, body, err, test.status)
+			}
+		}
+	}
 }
