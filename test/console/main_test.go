@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/browser"
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/need"
@@ -154,6 +156,34 @@ func (p *page) picture(name string) {
 	must.OK(p.T, os.WriteFile(filepath.Join(dir, name+".png"), content, 0o644))
 }
 
+// look shows a view in light and dark, with windows from 360 pixels to 4K, and in Chinese.
+func (p *page) look(view string, check func(view string)) {
+	p.Helper()
+	for _, language := range []string{"en", "zh-CN"} {
+		eval[bool](p, `(s => { s.value = `+quote(language)+`; return s.dispatchEvent(new Event('change')) })(document.querySelector('#top select'))`)
+		p.await(language, "document.documentElement.lang === "+quote(language)+" && document.querySelector('h1')")
+		for _, colors := range []string{"light", "dark"} {
+			must.Value(chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: colors}}}))(p.T)
+			for _, width := range []int64{3840, 1280, 360} {
+				run(p, chromedp.EmulateViewport(width, 900))
+				p.picture(fmt.Sprintf("%s-%s-%s-%d", view, language, colors, width))
+				if check != nil {
+					check(view)
+				}
+				if over := eval[int](p, "document.documentElement.scrollWidth - innerWidth"); over > 0 {
+					p.Errorf("%s in %s is %d pixels wider than a window of %d", view, language, over, width)
+				}
+			}
+		}
+	}
+	eval[bool](p, `(s => { s.value = 'en'; return s.dispatchEvent(new Event('change')) })(document.querySelector('#top select'))`)
+	p.await("English", "document.documentElement.lang === 'en'")
+	run(p, chromedp.ResetViewport())
+	if moving := eval[int](p, "document.getAnimations().length"); moving > 0 {
+		p.Errorf("%s has %d animations", view, moving)
+	}
+}
+
 // checkAccessibility fails the test for each serious finding of axe.
 func (p *page) checkAccessibility(view string) {
 	p.Helper()
@@ -174,8 +204,7 @@ func axe(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join("node_modules", "axe-core", "axe.min.js")
 	if _, err := os.Stat(file); err != nil {
-		require(t, "npm")
-		install := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+		install := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund") // Debian package npm
 		if output, err := install.CombinedOutput(); err != nil {
 			t.Fatalf("npm ci: %v\n%s", err, output)
 		}

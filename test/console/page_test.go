@@ -14,6 +14,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/joining"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/web/servingcert"
@@ -61,6 +62,31 @@ func serve(t *testing.T, joins func() []api.Join, changes ...func(*server.Server
 		roots.AddCert(c)
 	}
 	return listener.Addr().String(), roots
+}
+
+// TestAccessibility looks at each view with axe.
+func TestAccessibility(t *testing.T) {
+	endpoint, roots := serve(t, func() []api.Join { return joining.Machines(time.Now()).Items }, func(s *server.Server) {
+		s.Cluster.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
+			waits := api.RequestEvidence{Name: "csr-1", Signer: "kubernetes.io/kube-apiserver-client-kubelet", Created: time.Now()}
+			return api.NodeExplanation{Node: node, State: explain.NotApproved, Sentence: node + " waits", Next: []string{"kubectl certificate approve csr-1"}, Evidence: api.Evidence{Requests: []api.RequestEvidence{waits}}}, nil
+		}
+	})
+	p := open(t, endpoint, roots, "en")
+	p.see("Sign in to see what joins.")
+	p.look("sign-in", p.checkAccessibility)
+	p.signIn(bearer)
+	p.see("rack7-13")
+	p.look("machines", p.checkAccessibility)
+	p.visit("#/machine/rack7-13")
+	p.see("csr-1")
+	p.look("machine", p.checkAccessibility)
+	p.visit("#/tokens")
+	p.see("There are no tokens.")
+	run(p, chromedp.Click("form.create button"))
+	p.see("This is shown once.", "0 of 1")
+	p.checkAccessibility("join command")
+	p.look("tokens", p.checkAccessibility)
 }
 
 // hostile is what an attacker may try to put into each field.
