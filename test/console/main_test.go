@@ -40,7 +40,7 @@ type page struct {
 
 // open opens the page of a server, in a browser that trusts the server's present key only. language is as in the header
 // Accept-Language.
-func open(t *testing.T, endpoint string, roots *x509.CertPool, language string) *page {
+func open(t *testing.T, endpoint string, roots *x509.CertPool, language string, more ...chromedp.ExecAllocatorOption) *page {
 	t.Helper()
 	require(t, "chromium")
 	connection := must.Value(tls.Dial("tcp", endpoint, &tls.Config{RootCAs: roots}))(t)
@@ -50,9 +50,9 @@ func open(t *testing.T, endpoint string, roots *x509.CertPool, language string) 
 		chromedp.ExecPath("chromium"), chromedp.NoSandbox, // tests run as root
 		chromedp.Flag("ignore-certificate-errors-spki-list", base64.StdEncoding.EncodeToString(key[:])),
 		chromedp.Flag("lang", language), chromedp.Flag("accept-lang", language),
-		chromedp.Flag("js-flags", "--expose-gc"), chromedp.Flag("enable-precise-memory-info", true), chromedp.WindowSize(1280, 900),
+		chromedp.WindowSize(1280, 900),
 	)
-	ctx, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	ctx, stop := chromedp.NewExecAllocator(t.Context(), append(options, more...)...)
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)
 	t.Cleanup(stop)

@@ -194,7 +194,8 @@ func TestPageKeepsItsMemory(t *testing.T) {
 		}
 		return all
 	})
-	p := open(t, endpoint, roots, "en")
+	// Compiled code would count as growth in the first minutes.
+	p := open(t, endpoint, roots, "en", chromedp.Flag("js-flags", "--expose-gc --jitless"), chromedp.Flag("enable-precise-memory-info", true))
 	// The page waits a second between changes. Here, its clock is fast.
 	eval[bool](p, "(wait => { window.setTimeout = (f, ms, ...more) => wait(f, ms / 100, ...more) })(window.setTimeout) || true")
 	p.signIn(bearer)
