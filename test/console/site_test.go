@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -207,23 +209,38 @@ func byHand(p *page, method, path, bearer string) int {
 	return eval[int](p, fmt.Sprintf(`fetch(%q, {method: %q, headers: {Authorization: %q}}).then(r => r.status)`, path, method, "Bearer "+bearer))
 }
 
-// TestStandalone opens the page as README's session leaves kubejoin: it has no cluster.
-func TestStandalone(t *testing.T) {
-	s := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"))
+// TestReadmeSession opens the page after the session of README.md. This kubejoin has no cluster.
+func TestReadmeSession(t *testing.T) {
+	dir := t.TempDir()
+	s := harness.ServeStandalone(t, filepath.Join(dir, "kubejoin-data"))
+	_, section, _ := strings.Cut(string(harness.ReadFile(t, harness.RepositoryFile(t, "README.md"))), "\n## Try it without a cluster\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	bash := exec.CommandContext(t.Context(), "bash", "-e")
+	bash.Dir, bash.Env = dir, append(os.Environ(), "KUBEJOIN_URL=https://"+s.Endpoint, "PATH="+filepath.Dir(harness.Kubejoin())+":"+os.Getenv("PATH"))
+	blocks := regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(section, -1)
+	bash.Stdin = strings.NewReader(blocks[2][1]) // after those that start kubejoin and get a join command
+	t.Logf("%s", must.Value(bash.CombinedOutput())(t))
+	learn(t, s, string(harness.ReadFile(t, filepath.Join(dir, "kubejoin-data", "token"))))
 	p := open(t, s.Endpoint, s.Roots, "en")
 	p.signIn(s.Bearer(t))
 	p.see("this kubejoin runs without a cluster")
 	p.visit("#/tokens")
-	p.see("There are no tokens.")
+	p.see("spent", "1 of 1", "worker-*")
 	run(p, chromedp.Click("form.create button"))
 	p.see("This is shown once.", "kubeadm join")
-	s.Secrets.Add("the token", regexp.MustCompile(`[a-z0-9]{6}\.([a-z0-9]{16})`).FindStringSubmatch(eval[string](p, "document.querySelector('.secret code').textContent"))[1])
+	learn(t, s, eval[string](p, "document.querySelector('.secret code').textContent"))
 	p.visit("#/machines")
 	p.await("that the join command goes", "document.querySelector('.secret') === null")
 	p.see("this kubejoin runs without a cluster")
 	p.visit("#/tokens")
 	p.see("0 of 1")
 	s.CheckSecrets(t)
+}
+
+// learn adds the secret of the token in a text to those that must not be in the log.
+func learn(t *testing.T, s *harness.Program, text string) {
+	t.Helper()
+	s.Secrets.Add("a token", regexp.MustCompile(`\b[a-z0-9]{6}\.([a-z0-9]{16})\b`).FindStringSubmatch(text)[1])
 }
 
 // Catches another website that shows or uses the page in the browser of a user.
