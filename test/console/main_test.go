@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { harness.Main(m) }
 
 // patience is how long a test waits for the page.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // A page is a tab of a browser.
 type page struct {
