@@ -50,7 +50,7 @@ func open(t *testing.T, endpoint string, roots *x509.CertPool, language string, 
 		chromedp.ExecPath("chromium"), chromedp.NoSandbox, // tests run as root
 		chromedp.Flag("ignore-certificate-errors-spki-list", base64.StdEncoding.EncodeToString(key[:])),
 		chromedp.Flag("lang", language), chromedp.Flag("accept-lang", language),
-		chromedp.WindowSize(1280, 900),
+		chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(patience),
 	)
 	ctx, stop := chromedp.NewExecAllocator(t.Context(), append(options, more...)...)
 	t.Cleanup(stop)
