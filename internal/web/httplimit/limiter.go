@@ -174,7 +174,7 @@ func (r *Usage) User(name, credential string) *Exceeded {
 	switch {
 	case !users.take(r.client+key, time.Now()):
 		return r.refuse(userRate, name)
-	case users == nil || r.client != "":
+	case users == nil || r.client != "", r.holder == key: // one slot for each request, however often it is charged
 	case !r.slots.seat(key):
 		return r.refuse(userInFlight, name)
 	default:

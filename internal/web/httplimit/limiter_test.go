@@ -168,7 +168,7 @@ func TestUserGivesBackSlots(t *testing.T) {
 	l := New(Rate{QPS: -1}, Rate{QPS: 1e6}, []Class{Certificates}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 	for i := range 2 * MaxCertificates {
 		u := l.Use(Certificates, Authenticated, "192.0.2.1:1", "")
-		if u.Enter(nil) != nil || u.User("ada", "") != nil {
+		if u.Enter(nil) != nil || u.User("ada", "") != nil || u.User("ada", "") != nil {
 			t.Fatalf("request %d of one after the other is refused", i)
 		}
 		u.Leave()
