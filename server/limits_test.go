@@ -327,3 +327,26 @@ func TestRefusesCrossSiteRequests(t *testing.T) {
 		}
 	}
 }
+
+// The page can use the client certificate of a browser. Catches a call of the page that fails then, and another site that can use
+// the certificate.
+func TestOnlyOwnPageUsesClientCertificate(t *testing.T) {
+	s := newSite(t)
+	s.Callers = server.Callers{
+		Authenticate: auth.HeaderOrCertificate(s.Callers.Authenticate, auth.ClientCertificate{CAs: s.roots, Everybody: true}.Authenticate),
+		Authorize:    func(*http.Request, auth.User, auth.Access) error { return nil },
+	}
+	s.start(t)
+	browser := s.showing(t, *s.userCertificate(t, "ada"))
+	for site, want := range map[string]int{"same-origin": 200, "same-site": 403, "cross-site": 403} {
+		r := must.Get(http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, strings.NewReader(`{"maxNodes":1,"ttl":"2h","format":"text"}`)))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Sec-Fetch-Site", site)
+		before := len(s.ids(t))
+		response := must.Get(browser.Do(r))
+		must.OK(t, response.Body.Close())
+		if response.StatusCode != want || (len(s.ids(t)) > before) != (want == 200) {
+			t.Errorf("%s: got %s, want %d", site, response.Status, want)
+		}
+	}
+}
