@@ -44,8 +44,8 @@ func TestServesConsole(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/console/", "/console/page.html", "/console/.", "/console/..%2fopenapi.yaml", "/console/a%00.js", "/console/x.js", "/console/x/page.css"} {
-		if got := s.do(t, "GET", path, "", "", ""); got.status != 404 || got.header.Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%s: got %d %s, want 404", path, got.status, got.header.Get("Content-Type"))
+		if got := s.do(t, "GET", path, "", "", ""); got.status != 404 || got.header.Get("Content-Type") != "application/problem+json" || got.header.Get("Cache-Control") != "no-store" || got.header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: got %d %v, want a problem that no cache stores", path, got.status, got.header)
 		}
 	}
 }
@@ -61,12 +61,13 @@ func TestConsoleCanBeSwitchedOff(t *testing.T) {
 }
 
 // Catches a script that makes markup from text, keeps the token outside of memory, or names another server. The policy stops most
-// of it in a browser, but not storage. A page without a build step stays small.
+// of it in a browser, but not storage. Also catches movement, which people can ask their browser to reduce. A page without a build
+// step stays small.
 func TestConsoleMakesNoMarkupAndStoresNothing(t *testing.T) {
 	lines := 0
 	for _, file := range must.Get(os.ReadDir("console")) {
 		content := strings.ReplaceAll(string(must.Get(os.ReadFile("console/"+file.Name()))), "http://www.w3.org/2000/svg", "")
-		for _, word := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval(", "new Function", "localStorage", "sessionStorage", "indexedDB", "document.cookie", "http://", "https://", "style=", "onclick="} {
+		for _, word := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval(", "new Function", "localStorage", "sessionStorage", "indexedDB", "document.cookie", "http://", "https://", "style=", "onclick=", "animation", "transition", "smooth"} {
 			if strings.Contains(content, word) {
 				t.Errorf("%s has %s, want none", file.Name(), word)
 			}
