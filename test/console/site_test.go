@@ -1,7 +1,9 @@
 package console
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,8 +17,11 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -191,7 +196,10 @@ func TestShowsWhatJoins(t *testing.T) {
 		t.Error("the page offers a new token to a viewer")
 	}
 	for _, call := range [][2]string{
-		{"POST", "/v1/token/print-join-command"}, {"POST", "/v1/token"}, {"DELETE", "/v1/token/" + token.ID()}, {"DELETE", "/v1/claim/claimed"}, {"POST", "/v1/machine"},
+		{"POST", "/v1/token/print-join-command"}, {"POST", "/v1/token"}, {"POST", "/v1/token/" + token.ID() + "/renew"}, {"DELETE", "/v1/token/" + token.ID()},
+		{"DELETE", "/v1/claim/claimed"}, {"POST", "/v1/machine"}, {"DELETE", "/v1/machine/worker-1"}, {"POST", "/v1/revocation"}, {"DELETE", "/v1/revocation/worker-1"},
+		{"POST", "/v1/ca/cluster/rotation/prepare"}, {"POST", "/v1/ca/cluster/rotation/trust"}, {"POST", "/v1/ca/cluster/rotation/switch"},
+		{"POST", "/v1/ca/cluster/rotation/finish"}, {"POST", "/v1/ca/cluster/rotation/abort"},
 	} {
 		if got := byHand(p, call[0], call[1], viewer); got != http.StatusForbidden {
 			t.Errorf("%s %s as a viewer: got %d, want 403", call[0], call[1], got)
@@ -243,21 +251,44 @@ func learn(t *testing.T, s *harness.Program, text string) {
 	s.Secrets.Add("a token", regexp.MustCompile(`\b[a-z0-9]{6}\.([a-z0-9]{16})\b`).FindStringSubmatch(text)[1])
 }
 
-// Catches another website that shows or uses the page in the browser of a user.
+// Catches another website that shows or uses the page in the browser of a user. Each request of the browser is authenticated, as
+// with a client certificate.
 func TestOtherSiteCannotUsePage(t *testing.T) {
-	endpoint, roots := serve(t, func() []api.Join { return nil })
+	var log logs.Buffer
+	var store tokens.Store
+	endpoint, roots := serve(t, func() []api.Join { return nil }, func(s *server.Server) {
+		s.Logger, store = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), s.Tokens
+		s.Callers.Authenticate = func(*http.Request) (auth.User, error) {
+			return auth.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
+		}
+	})
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		fmt.Fprintf(w, `<iframe id="frame" src="https://%s/console"></iframe>`, endpoint)
+		fmt.Fprintf(w, `<iframe src="https://%s/console"></iframe>`, endpoint)
 	}))
 	defer other.Close()
 	p := open(t, endpoint, roots, "en")
+	p.see("no machine joins", "Sign in with a token")
+	p.visit("#/tokens")
+	run(p, chromedp.Click("form.create button"))
+	p.see("This is shown once.")
 	p.refusals = true
+	log.Reset()
 	run(p, chromedp.Navigate(other.URL))
-	p.await("a frame without the page", `document.getElementById('frame').contentDocument === null`) // the browser shows its own error, of another origin
-	for what, options := range map[string]string{"reads": `{}`, "changes": `{method: 'POST', body: '{}'}`, "sends a token": `{headers: {Authorization: 'Bearer ` + bearer + `'}}`} {
+	harness.Wait(t, "the frame", func() error {
+		if !strings.Contains(log.String(), "route=console ") {
+			return errors.New(log.String())
+		}
+		return nil
+	})
+	for what, options := range map[string]string{"reads": `{}`, "sends a token": `{headers: {Authorization: 'Bearer ` + bearer + `'}}`} {
 		if got := eval[string](p, fmt.Sprintf(`fetch('https://%s/v1/token', %s).then(r => 'status ' + r.status, e => e.name)`, endpoint, options)); got != "TypeError" {
 			t.Errorf("another site %s: got %s, want that the browser refuses", what, got)
 		}
+	}
+	eval[bool](p, fmt.Sprintf(`fetch('https://%s/v1/token?maxNodes=1', {method: 'POST', mode: 'no-cors', credentials: 'include'}).then(r => r.type === 'opaque')`, endpoint))
+	time.Sleep(time.Second) // the page in a frame would load its files
+	if all := must.Value(store.List(t.Context()))(t); len(all) != 1 || strings.Contains(log.String(), "route=console-file") || !strings.Contains(log.String(), "route=create-token method=POST status=403") {
+		t.Errorf("got %d tokens, want only that of the page; the log:\n%s", len(all), &log)
 	}
 }
