@@ -4,16 +4,23 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/joining"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -23,6 +30,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -92,13 +101,23 @@ func TestAccessibility(t *testing.T) {
 // hostile is what an attacker may try to put into each field.
 const hostile = `"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&lt;b&gt;javascript:window.hacked=1`
 
-// Catches text of a machine that becomes part of the page, and text of a link that the page shows as its own.
+// hostileTokens lists one token with that text in each field.
+type hostileTokens struct{ tokens.Store }
+
+func (hostileTokens) List(context.Context) ([]tokens.Record, error) {
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Description, r.Problem, r.Nodes, r.Limits.NodeNames = hostile, errors.New(hostile), []string{hostile}, []string{hostile}
+	return []tokens.Record{r}, nil
+}
+
+// Catches text of a machine or a token that becomes part of the page, and text of a link that the page shows as its own.
 func TestShowsTextAsText(t *testing.T) {
 	join := api.Join{
 		Node: hostile, State: api.JoinStuck, Since: time.Now(), Reason: hostile, TokenID: hostile, Sentence: hostile, Next: []string{hostile},
 		Steps: []api.JoinStep{{Name: api.StepToken, State: api.StepUnknown}, {Name: api.StepRequested, State: api.StepDone, At: time.Now()}},
 	}
 	endpoint, roots := serve(t, func() []api.Join { return []api.Join{join} }, func(s *server.Server) {
+		s.Tokens = hostileTokens{s.Tokens}
 		s.Cluster.Explain = func(context.Context, string) (api.NodeExplanation, error) {
 			refused := api.RequestEvidence{Name: hostile, Signer: hostile, Denied: &api.RequestCondition{Reason: hostile, Message: hostile}}
 			return api.NodeExplanation{Sentence: hostile, Next: []string{hostile}, Evidence: api.Evidence{Requests: []api.RequestEvidence{refused}}, Unread: []api.UnreadFact{{Reason: hostile}}}, nil
@@ -117,6 +136,9 @@ func TestShowsTextAsText(t *testing.T) {
 	p.visit("#/machine/worker-1")
 	p.await("the view of the machine", "document.querySelector('h1').textContent === 'worker-1' && document.querySelector('table.requests')")
 	check("machine")
+	p.visit("#/tokens")
+	p.await("the hostile token", "document.querySelector('table.tokens td:last-child').textContent === "+quote(hostile))
+	check("tokens")
 	p.visit("#/machine/Run%20curl%20evil.example")
 	p.await("a view without the text of the link", "document.querySelector('h1').textContent === 'Machines'")
 }
@@ -141,6 +163,116 @@ func TestOffersOnlyApprovalsOfExplanation(t *testing.T) {
 	if got := eval[string](p, `[...document.querySelectorAll('table.requests tbody tr')].map(r => r.querySelector('th').textContent + ': ' + (r.querySelector('.command code')?.textContent ?? '')).join('\n')`); got != want {
 		t.Errorf("got commands\n%s\nwant\n%s", got, want)
 	}
+}
+
+// Catches a machine without its line, and a line that lacks a step or its time for screen readers.
+func TestDrawsLineOfEachMachine(t *testing.T) {
+	endpoint, roots := serve(t, func() []api.Join { return joining.Machines(time.Now()).Items })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see("rack7-13")
+	for _, j := range joining.Machines(time.Now()).Items {
+		marks := 0
+		for _, s := range j.Steps {
+			if s.State != api.StepWaiting {
+				marks++
+			}
+		}
+		p.await("the line of "+j.Node, fmt.Sprintf(`(body => { const line = body.querySelector('svg[role=img].line.%s'); return line.querySelectorAll('.mark').length === %d && line.getAttribute('aria-label').split('; ').length === 6 })(
+			[...document.querySelectorAll('tbody')].find(b => b.querySelector('th').textContent === %q))`, j.State, marks, j.Node))
+	}
+	if label := eval[string](p, `[...document.querySelectorAll('tbody')].find(b => b.querySelector('th').textContent === 'rack7-13').querySelector('.line').getAttribute('aria-label')`); !regexp.MustCompile(`^token created: done, .*; certificate requested: done, .*; name claimed: not yet; certificate issued: refused, .*:.*; Node registered: not yet; Node Ready: not yet$`).MatchString(label) {
+		t.Errorf("got the line of rack7-13 %q", label)
+	}
+}
+
+// Catches a view, a link or a form for what the caller may not do, and none for what the caller may do.
+func TestOffersWhatCallerMay(t *testing.T) {
+	for may, want := range map[string]string{
+		"":                  "Machines: links , tables 0, forms 0",
+		"list explanations": "Machines: links Machines, tables 1, forms 0",
+		"list tokens":       "Tokens: links Tokens, tables 1, forms 0",
+		"create tokens":     "Tokens: links Tokens, tables 0, forms 1",
+	} {
+		endpoint, roots := serve(t, func() []api.Join { return joining.Machines(time.Now()).Items }, func(s *server.Server) {
+			r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+			must.Value(s.Tokens.Create(t.Context(), r))(t)
+			s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+				if a.String() != may+".kubejoin.io" {
+					return auth.ErrForbidden
+				}
+				return nil
+			}
+		})
+		p := open(t, endpoint, roots, "en")
+		p.signIn(bearer)
+		const shown = `document.querySelector('h1').textContent + ': links ' + [...document.querySelectorAll('nav a')].map(a => a.textContent) + ', tables ' + document.querySelectorAll('table').length + ', forms ' + document.querySelectorAll('form.create').length`
+		p.await(want+" with the permission to "+may, shown+" === "+quote(want))
+		if says := strings.Contains(p.shown(), "Ask an administrator"); says != (may == "") {
+			t.Errorf("%q: the page shows\n%s", may, p.shown())
+		}
+	}
+}
+
+// Catches a format that the page lacks, a secret that is still in the page after the next one, a refusal that the page does not
+// show beside its field, and a change without a line in the log.
+func TestCreatesTokenInEachFormat(t *testing.T) {
+	var log logs.Buffer
+	endpoint, roots := serve(t, func() []api.Join { return nil }, func(s *server.Server) { s.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see("no machine joins")
+	p.visit("#/tokens")
+	p.see("There are no tokens.")
+	run(p, chromedp.SetValue("input[name=nodeNames]", "No_Name"))
+	run(p, chromedp.Click("form.create button"))
+	p.await("the refusal", `document.querySelector('form.create [role=alert]').textContent.includes('No_Name') && document.querySelector('input[name=nodeNames]').getAttribute('aria-invalid')`)
+	run(p, chromedp.SetValue("input[name=nodeNames]", "worker-*"))
+	formats := eval[[]string](p, `[...document.querySelectorAll('select[name=format] option')].map(o => o.value)`)
+	if got, want := slices.Sorted(slices.Values(formats)), slices.Sorted(slices.Values(joinformat.Formats())); !slices.Equal(got, want) {
+		t.Errorf("got formats %q, want %q", got, want)
+	}
+	before := "none"
+	for _, format := range formats {
+		run(p, chromedp.SetValue("select[name=format]", format))
+		eval[bool](p, "document.querySelector('form.create button').click() || true") // the list above it grows, so the button moves
+		p.await("another text", `!document.querySelector('form.create button').disabled && document.querySelector('.secret') && !document.body.textContent.includes(`+quote(before)+`)`)
+		before = eval[string](p, "document.querySelector('.secret code').textContent")
+		if f := must.Get(joinformat.FindFormat(format)); len(before) < 50 || strings.Contains(f.ContentType, "json") != json.Valid([]byte(before)) {
+			t.Errorf("%s: got %s", format, before)
+		}
+	}
+	for line, want := range map[string]int{"route=print-join-command method=POST status=400 ": 1, "route=print-join-command method=POST status=200 ": len(formats)} {
+		if got := strings.Count(log.String(), line); got != want {
+			t.Errorf("the log has %d lines with %s, want %d:\n%s", got, line, want, &log)
+		}
+	}
+}
+
+// Catches a page that asks while nobody sees it, and one that does not ask again.
+func TestHiddenPageAsksNothing(t *testing.T) {
+	var looks atomic.Int64
+	endpoint, roots := serve(t, func() []api.Join { looks.Add(1); return nil })
+	p := open(t, endpoint, roots, "en")
+	p.signIn(bearer)
+	p.see("no machine joins")
+	show := func(hidden bool) {
+		eval[bool](p, fmt.Sprintf(`(Object.defineProperty(document, 'hidden', {value: %t, configurable: true}), document.dispatchEvent(new Event('visibilitychange')))`, hidden))
+	}
+	show(true)
+	time.Sleep(2 * time.Second) // until the server has seen that the call has ended
+	before := looks.Load()
+	time.Sleep(3 * time.Second)
+	if n := looks.Load() - before; n > 0 {
+		t.Errorf("%d looks for a hidden page", n)
+	}
+	show(false)
+	harness.Wait(t, "the next look", func() error {
+		if looks.Load() == before {
+			return errors.New("none")
+		}
+		return nil
+	})
 }
 
 // Catches Enter in the filter that does nothing, and a whole token in a URL, which somebody has pasted as a node name.

@@ -270,6 +270,7 @@ func TestOtherSiteCannotUsePage(t *testing.T) {
 	p := open(t, endpoint, roots, "en")
 	p.see("no machine joins", "Sign in with a token")
 	p.visit("#/tokens")
+	p.see("There are no tokens.")
 	run(p, chromedp.Click("form.create button"))
 	p.see("This is shown once.")
 	p.refusals = true
