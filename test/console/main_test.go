@@ -204,7 +204,8 @@ func axe(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join("node_modules", "axe-core", "axe.min.js")
 	if _, err := os.Stat(file); err != nil {
-		install := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund") // Debian package npm
+		require(t, "npm")
+		install := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 		if output, err := install.CombinedOutput(); err != nil {
 			t.Fatalf("npm ci: %v\n%s", err, output)
 		}

@@ -30,6 +30,7 @@ var Known = map[string]Program{
 	"jq":              {"jq", "blocks of the docs"},
 	"mawk":            {"mawk", "join script with this awk"},
 	"mksh":            {"mksh", "join script in this shell"},
+	"npm":             {"npm", "the page at /console for screen readers"},
 	"nsenter":         {"util-linux", "whole clusters"},
 	"openssl":         {"openssl", "certificates as OpenSSL reads them, join script"},
 	"original-awk":    {"original-awk", "join script with this awk"},
