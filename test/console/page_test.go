@@ -215,10 +215,14 @@ func TestOffersWhatCallerMay(t *testing.T) {
 }
 
 // Catches a format that the page lacks, a secret that is still in the page after the next one, a refusal that the page does not
-// show beside its field, and a change without a line in the log.
+// show beside its field, a warning that gets lost, and a change without a line in the log.
 func TestCreatesTokenInEachFormat(t *testing.T) {
 	var log logs.Buffer
-	endpoint, roots := serve(t, func() []api.Join { return nil }, func(s *server.Server) { s.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	warnings := []string{`nothing enforces "limits", \ really`, hostile}
+	endpoint, roots := serve(t, func() []api.Join { return nil }, func(s *server.Server) {
+		s.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		s.Minting.Warnings = func(context.Context, tokens.Record) []string { return warnings }
+	})
 	p := open(t, endpoint, roots, "en")
 	p.signIn(bearer)
 	p.see("no machine joins")
@@ -241,6 +245,9 @@ func TestCreatesTokenInEachFormat(t *testing.T) {
 		if f := must.Get(joinformat.FindFormat(format)); len(before) < 50 || strings.Contains(f.ContentType, "json") != json.Valid([]byte(before)) {
 			t.Errorf("%s: got %s", format, before)
 		}
+	}
+	if got := eval[[]string](p, "[...document.querySelectorAll('.secret .warning')].map(w => w.textContent)"); !slices.Equal(got, warnings) {
+		t.Errorf("got warnings %q, want %q", got, warnings)
 	}
 	for line, want := range map[string]int{"route=print-join-command method=POST status=400 ": 1, "route=print-join-command method=POST status=200 ": len(formats)} {
 		if got := strings.Count(log.String(), line); got != want {
