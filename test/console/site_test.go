@@ -62,6 +62,19 @@ var refusals = map[string]struct {
 		must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "existing"}}, metav1.CreateOptions{}))(t)
 		return unlimited(t, s)
 	}},
+	"NodeReplaced": {"replaced", func(t *testing.T, s *harness.Site) string {
+		must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "replaced"}}, metav1.CreateOptions{}))(t)
+		return s.CreateToken(t, tokens.Limits{Replaces: tokens.NodeRef{Name: "replaced", UID: "of-an-earlier-node"}}).ID()
+	}},
+	"TooManyKeys": {"many-keys", func(t *testing.T, s *harness.Site) string {
+		id := s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID()
+		for i := range tokens.MaxKeys {
+			name := fmt.Sprintf("many-keys-%d", i)
+			request(t, s, id, name, "many-keys")
+			s.WaitIssued(t, name)
+		}
+		return id
+	}},
 }
 
 // unlimited returns the ID of a token without limits.
@@ -102,6 +115,7 @@ func (p *page) tabTo(text string) {
 
 // TestShowsWhatJoins looks at a control plane with kubelets that have joined and machines that are refused, as an administrator.
 func TestShowsWhatJoins(t *testing.T) {
+	require(t, "chromium")
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{}, "--reserved-node-names=cp-*")
 	args, token := s.JoinArgs(t, fmt.Sprintf("?maxNodes=%d", joined))
