@@ -11,7 +11,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
-	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -19,7 +18,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
-	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,29 +59,6 @@ func TestFactsThatCannotBeReadAreReported(t *testing.T) {
 	}
 }
 
-func TestMalformedRequestsBelongToNoNode(t *testing.T) {
-	g := &gathering{}
-	g.facts.Node = ""
-	if o := by("jane"); g.isFor(o) {
-		t.Error("isFor is true for a request without a CSR, want false")
-	}
-	garbage := by("jane")
-	garbage.Spec.Request = []byte("x")
-	if g.isFor(garbage) {
-		t.Error("isFor is true for a malformed CSR, want false")
-	}
-}
-
-func TestNewestIgnoresServingRequests(t *testing.T) {
-	g := &gathering{}
-	client, serving := by("jane"), by("jane")
-	client.Spec.SignerName, serving.Spec.SignerName = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName
-	serving.Name = "later"
-	if all := g.newest([]object{client, serving}); len(all) != 1 || all[0] != client {
-		t.Errorf("got %d requests, want only the one for the client certificate", len(all))
-	}
-}
-
 func TestIgnoresConditionsThatAreNotTrue(t *testing.T) {
 	for status, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false} {
 		o := by("jane")
@@ -94,29 +69,23 @@ func TestIgnoresConditionsThatAreNotTrue(t *testing.T) {
 	}
 }
 
-// The requester's permission does not matter after the decision. Catches a needless access review.
-func TestChecksPermissionOnlyOfUndecidedRequests(t *testing.T) {
-	decided := by("jane")
-	decided.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateDenied}}
-	for o, want := range map[object]int{decided: 0, by("jane"): 1} {
-		calls := 0
-		client := apitest.Reviews(t, func() any { calls++; return authorization.SubjectAccessReviewStatus{Allowed: true} })
-		g := &gathering{Reader: Reader{Client: client}, latest: []object{o}}
-		if err := g.permission(t.Context()); err != nil || calls != want {
-			t.Errorf("got %d calls, %v, want %d", calls, err, want)
-		}
-	}
-}
-
 func by(user string) object {
 	return &certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{Username: user}}
 }
 
-func TestReadsTokensOnlyOfBootstrapUsers(t *testing.T) {
-	for user, want := range map[string][]string{
-		"system:bootstrap:abc123": {"abc123"},
-		"abc123":                  nil, // not a bootstrap user
-		"system:bootstrap:ABC123": nil, // not a token ID
+// Catches needless reads, and one of the token of a request for a serving certificate, which does not let a machine join.
+func TestReadsTokenOfNewestBootstrapUser(t *testing.T) {
+	const abc, other, serving = "system:bootstrap:abc123", "system:bootstrap:def456", "system:bootstrap:bad000"
+	for name, test := range map[string]struct {
+		users []string // newest first
+		want  []string
+	}{
+		"bootstrap user":     {[]string{abc}, []string{"abc123"}},
+		"not one":            {[]string{"abc123"}, nil},
+		"not a token ID":     {[]string{"system:bootstrap:ABC123"}, nil},
+		"the newest":         {[]string{abc, other}, []string{"abc123"}},
+		"the node itself":    {[]string{"system:node:a", abc}, []string{"abc123"}},
+		"serving, then join": {[]string{serving, abc}, []string{"abc123"}},
 	} {
 		var read []string
 		store := storetest.Faulty(func(c *storetest.Call, do func() error) error {
@@ -125,12 +94,19 @@ func TestReadsTokensOnlyOfBootstrapUsers(t *testing.T) {
 			}
 			return do()
 		}).Store(memdb.Open())
-		g := &gathering{Reader: Reader{Tokens: store}, latest: []object{by(user)}}
-		if err := g.requestersToken(t.Context()); err != nil || !slices.Equal(read, want) {
-			t.Errorf("%s: got reads %q, %v, want %q", user, read, err, want)
+		g := &gathering{Reader: Reader{Tokens: store}}
+		for _, user := range test.users {
+			r := requestOf(t, "a", user, 0)
+			if user == serving {
+				r.Spec.SignerName = certificates.KubeletServingSignerName
+			}
+			g.listed = append(g.listed, must.Value(decodeRequest(r))(t))
+		}
+		if err := g.requestersToken(t.Context()); err != nil || !slices.Equal(read, test.want) {
+			t.Errorf("%s: got reads %q, %v, want %q", name, read, err, test.want)
 		}
 	}
-	g := &gathering{Reader: Reader{Tokens: storetest.Fail(errors.New("down"), "Store.Get").Store(memdb.Open())}, latest: []object{by("system:bootstrap:abc123")}}
+	g := &gathering{Reader: Reader{Tokens: storetest.Fail(errors.New("down"), "Store.Get").Store(memdb.Open())}, listed: []listedRequest{must.Value(decodeRequest(requestOf(t, "a", abc, 0)))(t)}}
 	if err := g.requestersToken(t.Context()); err == nil {
 		t.Error("got no error for a token that cannot be read")
 	}
@@ -206,7 +182,10 @@ func TestFindsWhatNodeWaitsFor(t *testing.T) {
 			node.Labels["a"] = test.label
 		}
 		leader := api.LeaderEvidence{Namespace: DefaultLeaseNamespace, Lease: DefaultLeaseName, Holder: "a", Renewed: time.Now().Add(-test.age), Duration: 15 * time.Second}
-		g := &gathering{Reader: Reader{Now: time.Now}, object: node, known: test.claim, served: test.served, patches: test.right, facts: explain.Facts{Node: "worker-1", Leader: &leader, FailedWrites: test.failed}}
+		g := &gathering{Reader: Reader{Now: time.Now}, object: node, known: test.claim, patches: test.right, facts: explain.Facts{Node: "worker-1", Leader: &leader, FailedWrites: test.failed}}
+		for _, o := range test.served {
+			g.listed = append(g.listed, listedRequest{node: "worker-1", object: o, evidence: request(o)})
+		}
 		g.properties()
 		if got := g.facts.Waits; !strings.Contains(got, test.want) || got == "" != (test.want == "") || g.facts.Joining != test.joining {
 			t.Errorf("%s: waits until %q, joining %t, want %q", name, got, g.facts.Joining, test.want)

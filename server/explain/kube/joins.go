@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -12,17 +11,13 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
-	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
-	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -34,8 +29,6 @@ const (
 	joinsIdle = time.Minute
 	// neverReady is the longest time between the creation of a Node and its first condition Ready.
 	neverReady = time.Minute
-	// maxPermissions is the maximum number of users whose permission is checked for one look.
-	maxPermissions = 20
 )
 
 // Joins lists the machines that join. It looks at the cluster at most once a second, and only while somebody calls List. Its
@@ -63,31 +56,6 @@ type watches struct {
 // nobody else uses the cache of nodes. The client of the Reader needs list and watch on both. The watches end with ctx.
 func OpenJoins(ctx context.Context, reader Reader, nodes *kubefacts.NodeCache) *Joins {
 	return &Joins{reader: reader.withDefaults(), nodes: nodes, ctx: ctx, age: joinsAge}
-}
-
-// A listedRequest is a certificate request of a node.
-type listedRequest struct {
-	node     string
-	object   object // without what explanations do not need: requesters choose its size
-	evidence api.RequestEvidence
-}
-
-func decodeRequest(o object) (listedRequest, error) {
-	parsed, err := pkcs10.Parse(o.Spec.Request)
-	if err != nil {
-		return listedRequest{}, err
-	}
-	node, found := strings.CutPrefix(parsed.Subject.CommonName, tokens.NodeUserPrefix)
-	if !found || tokens.CheckNodeName(node) != nil {
-		return listedRequest{}, fmt.Errorf("request %s is not of a node", o.Name)
-	}
-	r := listedRequest{node: node, object: o, evidence: request(o)}
-	if r.evidence.Certificate != nil {
-		r.evidence.Certificate.Chain = nil // few explanations need it, and it is large
-	}
-	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, CreationTimestamp: o.CreationTimestamp, ResourceVersion: o.ResourceVersion}
-	o.Spec.Request, o.Spec.Usages = nil, nil
-	return r, nil
 }
 
 // A look has what a List reads from the cluster at one time.
@@ -195,9 +163,7 @@ func (j *Joins) look(ctx context.Context, w *watches) *look {
 		explain.FactTurn:        g.turn,
 		explain.FactRequests: func(ctx context.Context) error {
 			all, err := w.requests.List(ctx)
-			if err := permissions(ctx, r.Client, all); err != nil {
-				g.unread(explain.FactPermission, err)
-			}
+			g.permissions(ctx, all)
 			for _, r := range all {
 				l.requests[r.node] = append(l.requests[r.node], r)
 			}
@@ -247,31 +213,6 @@ func (l *look) index() {
 			l.tokens[name] = append(l.tokens[name], r)
 		}
 	}
-}
-
-// permissions checks whether RBAC allows the automatic approval of the requests that nobody has decided.
-func permissions(ctx context.Context, client kubernetes.Interface, all []listedRequest) (err error) {
-	facts, checked := &kubefacts.Facts{Client: client}, map[string]bool{}
-	for i, r := range all {
-		if len(r.object.Status.Conditions) > 0 || r.evidence.Signer != certificates.KubeAPIServerClientKubeletSignerName {
-			continue
-		}
-		user := strings.Join(append([]string{r.evidence.User}, r.evidence.Groups...), "\n")
-		may, found := checked[user]
-		switch {
-		case found:
-		case len(checked) == maxPermissions:
-			err = fmt.Errorf("only %d users are checked at a time", maxPermissions)
-			continue
-		default:
-			if may, err = allowed(ctx, facts, r.node, r.object); err != nil {
-				return err
-			}
-			checked[user] = may
-		}
-		all[i].evidence.Permitted = &may
-	}
-	return err
 }
 
 // knows reports whether there is a machine with a node name, or one is expected.
@@ -349,7 +290,7 @@ func (l *look) join(node string) api.Join {
 	if j, found := l.joins[node]; found {
 		return j
 	}
-	g := gathering{Reader: l.common.Reader, facts: l.common.facts, patches: l.common.patches}
+	g := gathering{Reader: l.common.Reader, facts: l.common.facts, patches: l.common.patches, listed: l.requests[node]}
 	f := &g.facts
 	f.Node, f.Tokens = node, slices.Clone(l.tokens[node])
 	if n, found := l.nodes[node]; found {
@@ -363,13 +304,7 @@ func (l *look) join(node string) api.Join {
 		f.Revocation = revocationEvidence(e, l.now)
 	}
 	ids := []string{g.known.TokenID, f.Machine.TokenID, f.Identity.TokenID}
-	for _, r := range l.requests[node] {
-		if c := r.evidence.Certificate; c != nil && (f.Object == nil || f.Object.Ready != "True") {
-			whole := *c
-			whole.Chain = pemfile.Presented(r.object.Status.Certificate)
-			r.evidence.Certificate = &whole
-		}
-		f.Requests, g.served = append(f.Requests, r.evidence), append(g.served, r.object)
+	for _, r := range g.listed {
 		ids = append(ids, tokens.IDOfUser(r.evidence.User))
 	}
 	for _, id := range ids {
@@ -377,6 +312,7 @@ func (l *look) join(node string) api.Join {
 			f.Tokens = append(f.Tokens, r)
 		}
 	}
+	g.requested()
 	g.properties()
 	l.joins[node] = explain.Join(*f, l.now)
 	return l.joins[node]

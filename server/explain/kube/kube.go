@@ -84,7 +84,7 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		return explain.Facts{}, err
 	}
 	g := &gathering{Reader: r.withDefaults(), facts: explain.Facts{Node: node}}
-	// Read these facts concurrently. The facts that depend on the requests follow below.
+	// Read these facts concurrently. The token depends on the requests.
 	g.all(ctx, map[api.Fact]func(context.Context) error{
 		explain.FactRequests:    g.requests,
 		explain.FactNode:        g.node,
@@ -96,14 +96,12 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 		explain.FactTurn:        g.turn,
 	})
 	if g.failure == nil {
-		g.all(ctx, map[api.Fact]func(context.Context) error{
-			explain.FactPermission: g.permission,
-			explain.FactTokens:     g.requestersToken,
-		})
+		g.all(ctx, map[api.Fact]func(context.Context) error{explain.FactTokens: g.requestersToken})
 	}
 	if err := ctx.Err(); err != nil {
 		return explain.Facts{}, err
 	}
+	g.requested()
 	g.properties()
 	if g.failure != nil {
 		return explain.Facts{}, fmt.Errorf("explain node %s: %w", node, g.failure)
@@ -134,13 +132,12 @@ type gathering struct {
 
 	mu      sync.Mutex
 	facts   explain.Facts
-	latest  []object // the newest requests, decided or not, that can matter to the explanation
 	object  *corev1.Node
-	known   tokens.Claim // of the name, released or not
-	served  []object     // all requests; some may have a serving certificate
-	patches bool         // whether kubejoin may patch Nodes
-	strict  bool         // whether failure also has the errors of listNeeds
-	failure error        // errors, other than forbidden, of the facts that every explanation needs
+	known   tokens.Claim    // of the name, released or not
+	listed  []listedRequest // all requests; for requestersToken, the newest is the first
+	patches bool            // whether kubejoin may patch Nodes
+	strict  bool            // whether failure also has the errors of listNeeds
+	failure error           // errors, other than forbidden, of the facts that every explanation needs
 }
 
 // all reads facts concurrently, each with its own timeout.
@@ -218,9 +215,9 @@ func (g *gathering) properties() {
 		return
 	}
 	requested := false // a serving certificate
-	served := slices.ContainsFunc(g.served, func(r object) bool {
-		requested = requested || r.Spec.Username == tokens.NodeUserPrefix+f.Node && r.Spec.SignerName == certificates.KubeletServingSignerName
-		return nodeproperties.Serves(r, f.Node, g.known.Created)
+	served := slices.ContainsFunc(g.listed, func(r listedRequest) bool {
+		requested = requested || r.evidence.User == tokens.NodeUserPrefix+f.Node && r.evidence.Signer == certificates.KubeletServingSignerName
+		return nodeproperties.Serves(r.object, f.Node, g.known.Created)
 	})
 	patch, waits := nodeproperties.Plan(g.object, g.known.Remaining().Node, served)
 	switch {
@@ -307,11 +304,14 @@ func (g *gathering) tokens(ctx context.Context) error {
 	return nil
 }
 
-// requestersToken re-reads the token of the machine and those of the newest requests, because the list may be stale.
+// requestersToken re-reads the token of the machine and that of the newest request, because the list may be stale.
 func (g *gathering) requestersToken(ctx context.Context) error {
 	ids := []string{g.known.Machine.TokenID}
-	for _, o := range g.latest {
-		ids = append(ids, tokens.IDOfUser(o.Spec.Username))
+	for _, r := range g.listed {
+		if id := tokens.IDOfUser(r.evidence.User); id != "" && r.evidence.Signer == certificates.KubeAPIServerClientKubeletSignerName {
+			ids = append(ids, id)
+			break
+		}
 	}
 	for _, id := range ids {
 		if id == "" {

@@ -2,7 +2,11 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -23,17 +27,44 @@ import (
 // object is a CertificateSigningRequest.
 type object = *certificates.CertificateSigningRequest
 
+// A listedRequest is a certificate request of a node.
+type listedRequest struct {
+	node     string
+	object   object // without what explanations do not need: requesters choose its size
+	evidence api.RequestEvidence
+}
+
+func decodeRequest(o object) (listedRequest, error) {
+	parsed, err := pkcs10.Parse(o.Spec.Request)
+	if err != nil {
+		return listedRequest{}, err
+	}
+	node, found := strings.CutPrefix(parsed.Subject.CommonName, tokens.NodeUserPrefix)
+	if !found || tokens.CheckNodeName(node) != nil {
+		return listedRequest{}, fmt.Errorf("request %s is not of a node", o.Name)
+	}
+	r := listedRequest{node: node, object: o, evidence: request(o)}
+	if r.evidence.Certificate != nil {
+		r.evidence.Certificate.Chain = nil // few explanations need it, and it is large
+	}
+	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, CreationTimestamp: o.CreationTimestamp, ResourceVersion: o.ResourceVersion}
+	o.Spec.Request, o.Spec.Usages = nil, nil
+	return r, nil
+}
+
 // requests reads the certificate requests for the name. The API server cannot filter by subject, so requests lists
 // all requests of the two signers, page by page.
 func (g *gathering) requests(ctx context.Context) error {
-	var found []object
+	var found []listedRequest
 	for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", name).String()}
 		err := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return g.Client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
 		}).EachListItem(ctx, options, func(item runtime.Object) error {
-			if o, ok := item.(object); ok && g.isFor(o) {
-				found = append(found, o)
+			if o, ok := item.(object); ok {
+				if r, err := decodeRequest(o); err == nil && r.node == g.facts.Node {
+					found = append(found, r)
+				}
 			}
 			return nil
 		})
@@ -41,49 +72,25 @@ func (g *gathering) requests(ctx context.Context) error {
 			return err
 		}
 	}
-	g.set(func(f *explain.Facts) {
-		for _, o := range found {
-			f.Requests = append(f.Requests, request(o))
-		}
-		g.latest, g.served = g.newest(found), found
+	slices.SortFunc(found, func(a, b listedRequest) int { // the newest first
+		return cmp.Or(b.evidence.Created.Compare(a.evidence.Created), cmp.Compare(b.evidence.Name, a.evidence.Name))
 	})
+	g.permissions(ctx, found)
+	g.listed = found
 	return nil
 }
 
-// isFor reports whether a request is for the node. It is false for a request that cannot be parsed.
-func (g *gathering) isFor(o object) bool {
-	parsed, err := pkcs10.Parse(o.Spec.Request)
-	return err == nil && parsed.Subject.CommonName == tokens.NodeUserPrefix+g.facts.Node
-}
-
-// newest returns the client certificate requests that can matter to the explanation: the newest request, and the
-// newest request that the node itself did not send.
-func (g *gathering) newest(all []object) []object {
-	var newest, other object
-	later := func(a, b object) bool {
-		if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-			return a.CreationTimestamp.After(b.CreationTimestamp.Time)
+// requested sets the requests, which other facts depend on.
+func (g *gathering) requested() {
+	f := &g.facts
+	for _, r := range g.listed {
+		if c := r.evidence.Certificate; c != nil && (f.Object == nil || f.Object.Ready != "True") {
+			whole := *c
+			whole.Chain = pemfile.Presented(r.object.Status.Certificate)
+			r.evidence.Certificate = &whole
 		}
-		return a.Name > b.Name // the same order as in package explain
+		f.Requests = append(f.Requests, r.evidence)
 	}
-	for _, o := range all {
-		if o.Spec.SignerName != certificates.KubeAPIServerClientKubeletSignerName {
-			continue
-		}
-		if newest == nil || later(o, newest) {
-			newest = o
-		}
-		if o.Spec.Username != tokens.NodeUserPrefix+g.facts.Node && (other == nil || later(o, other)) {
-			other = o
-		}
-	}
-	switch {
-	case newest == nil:
-		return nil
-	case other == nil || other == newest:
-		return []object{newest}
-	}
-	return []object{newest, other}
 }
 
 func request(o object) api.RequestEvidence {
@@ -132,34 +139,35 @@ func certificate(o object, approved *api.RequestCondition) *api.CertificateEvide
 	return c
 }
 
-// permission checks, like the approver, whether RBAC allows automatic approval for the requesters of the newest
-// pending requests.
-func (g *gathering) permission(ctx context.Context) error {
-	for _, o := range g.latest {
-		if len(o.Status.Conditions) > 0 {
+// maxPermissions is the maximum number of users whose permission is checked at a time.
+const maxPermissions = 20
+
+// permissions checks, like the approver, whether RBAC allows the automatic approval of the requests that nobody has decided.
+func (g *gathering) permissions(ctx context.Context, all []listedRequest) {
+	facts, checked := &kubefacts.Facts{Client: g.Client}, map[string]bool{}
+	for i, r := range all {
+		if len(r.object.Status.Conditions) > 0 || r.evidence.Signer != certificates.KubeAPIServerClientKubeletSignerName {
 			continue
 		}
-		may, err := allowed(ctx, &kubefacts.Facts{Client: g.Client}, g.facts.Node, o)
-		if err != nil {
-			return err
+		subresource := "nodeclient"
+		if r.evidence.User == tokens.NodeUserPrefix+r.node {
+			subresource = "selfnodeclient"
 		}
-		g.set(func(f *explain.Facts) {
-			for i := range f.Requests {
-				if f.Requests[i].UID == string(o.UID) {
-					f.Requests[i].Permitted = &may
-				}
+		user := strings.Join(append([]string{subresource, r.evidence.User}, r.evidence.Groups...), "\n")
+		_, found := checked[user]
+		if !found && len(checked) == maxPermissions {
+			g.unread(explain.FactPermission, fmt.Errorf("only %d users are checked at a time", maxPermissions))
+			continue
+		}
+		if !found {
+			requester, _ := csr.Request(r.object) // Request sets the requester even if the request is malformed
+			may, err := facts.Allowed(ctx, requester, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
+			if err != nil {
+				g.unread(explain.FactPermission, err)
+				return
 			}
-		})
+			checked[user] = may
+		}
+		all[i].evidence.Permitted = new(checked[user])
 	}
-	return nil
-}
-
-// allowed reports whether RBAC allows the automatic approval of a request for a node name.
-func allowed(ctx context.Context, facts *kubefacts.Facts, node string, o object) (bool, error) {
-	r, _ := csr.Request(o) // Request sets the requester even if the request is malformed
-	subresource := "nodeclient"
-	if o.Spec.Username == tokens.NodeUserPrefix+node {
-		subresource = "selfnodeclient"
-	}
-	return facts.Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
 }
