@@ -37,30 +37,28 @@ type NodeCache struct {
 // A cachedNode has the fields of a Node that this package needs. A whole Node has about 10 KB, and a cluster may have
 // 100,000 Nodes.
 type cachedNode struct {
-	name, uid string
-	created   time.Time
-	joining   *corev1.Node         // its metadata and taints if it has [tokens.JoiningTaint], else nil
-	condition corev1.NodeCondition // as in [SeenNode]
-	ready     [16]byte             // its readyPeriod
-	hosts     []string             // its name and addresses, in the form of approval.Host
+	name   string
+	seen   SeenNode
+	period [16]byte // its readyPeriod
+	hosts  []string // its name and addresses, in the form of approval.Host
 }
 
 func decodeNode(node *corev1.Node) (*cachedNode, error) {
-	n := &cachedNode{name: node.Name, uid: string(node.UID), created: node.CreationTimestamp.Time, ready: readyPeriod(node), hosts: hostsOf(node)}
+	seen := SeenNode{Registration: Registration{string(node.UID), node.CreationTimestamp.Time}}
 	if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == tokens.JoiningTaint }) {
-		n.joining = &corev1.Node{
+		seen.Joining = &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, Labels: node.Labels},
 			Spec:       corev1.NodeSpec{Taints: slices.Clone(node.Spec.Taints)},
 		}
 	}
 	if at := slices.IndexFunc(node.Status.Conditions, isReady); at >= 0 {
 		c := node.Status.Conditions[at]
-		n.condition = corev1.NodeCondition{Status: c.Status, LastTransitionTime: c.LastTransitionTime}
+		seen.Ready = corev1.NodeCondition{Status: c.Status, LastTransitionTime: c.LastTransitionTime}
 		if c.Status != corev1.ConditionTrue { // else nobody reads the text, which can have any size
-			n.condition.Reason, n.condition.Message = safetext.Text(c.Reason, safetext.MaxName), safetext.Text(c.Message, safetext.MaxMessage)
+			seen.Ready.Reason, seen.Ready.Message = safetext.Text(c.Reason, safetext.MaxName), safetext.Text(c.Message, safetext.MaxMessage)
 		}
 	}
-	return n, nil
+	return &cachedNode{node.Name, seen, readyPeriod(node), hostsOf(node)}, nil
 }
 
 func isReady(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }
@@ -77,7 +75,7 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
 			Groups: func(n *cachedNode) []string { return n.hosts },
 			// Compare the UID, too: the Node may have been deleted and created again between two watch events.
 			Same: func(before, now *cachedNode) bool {
-				return before.uid == now.uid && before.ready == now.ready && (before.joining == nil) == (now.joining == nil)
+				return before.seen.UID == now.seen.UID && before.period == now.period && (before.seen.Joining == nil) == (now.seen.Joining == nil)
 			},
 		})
 	})
@@ -135,7 +133,7 @@ func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
 	}
 	all := make(map[string]string, len(cached))
 	for _, node := range cached {
-		all[node.name] = node.uid
+		all[node.name] = node.seen.UID
 	}
 	return all, nil
 }
@@ -144,10 +142,10 @@ func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
 // cache has no such Node. It waits until the cache is filled or ctx ends.
 func (n *NodeCache) Registered(ctx context.Context, name, uid string) (time.Time, error) {
 	e, err := n.cache().Get(ctx, name)
-	if err != nil || e == nil || e.Value.uid != uid {
+	if err != nil || e == nil || e.Value.seen.UID != uid {
 		return time.Time{}, err
 	}
-	return e.Value.created, nil
+	return e.Value.seen.Created, nil
 }
 
 // A Registration is a Node that exists, and when it was created.
@@ -165,8 +163,8 @@ func (n *NodeCache) Joining(ctx context.Context) (map[string]Registration, error
 	}
 	all := map[string]Registration{}
 	for _, node := range cached {
-		if node.joining != nil {
-			all[node.name] = Registration{node.uid, node.created}
+		if node.seen.Joining != nil {
+			all[node.name] = node.seen.Registration
 		}
 	}
 	return all, nil
@@ -190,7 +188,7 @@ func (n *NodeCache) Seen(ctx context.Context) (map[string]SeenNode, error) {
 	}
 	all := make(map[string]SeenNode, len(cached))
 	for _, node := range cached {
-		all[node.name] = SeenNode{Registration{node.uid, node.created}, node.condition, node.joining}
+		all[node.name] = node.seen
 	}
 	return all, nil
 }

@@ -67,16 +67,19 @@ func TestCacheKeepsNothingOfNode(t *testing.T) {
 		t.Error("decoded Node keeps the object in memory")
 	}
 	want := &cachedNode{
-		name: "worker-1", uid: "u1", ready: cached.ready, hosts: []string{"10.0.0.1", "worker-1"},
-		joining:   &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: tokens.JoiningTaint}}}},
-		condition: corev1.NodeCondition{Status: corev1.ConditionTrue},
+		name: "worker-1", period: cached.period, hosts: []string{"10.0.0.1", "worker-1"},
+		seen: SeenNode{
+			Registration: Registration{UID: "u1"},
+			Ready:        corev1.NodeCondition{Status: corev1.ConditionTrue},
+			Joining:      &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: tokens.JoiningTaint}}}},
+		},
 	}
 	large := strings.Repeat("x", 1<<20)
 	node = &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: large, Message: large}}}}
-	if c := must.Value(decodeNode(node))(t).condition; len(c.Reason)+len(c.Message) > 2000 {
+	if c := must.Value(decodeNode(node))(t).seen.Ready; len(c.Reason)+len(c.Message) > 2000 {
 		t.Errorf("keeps %d bytes of a condition", len(c.Reason)+len(c.Message))
 	}
-	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
+	if !reflect.DeepEqual(cached, want) || cached.period == [16]byte{} || cap(cached.hosts) != 2 {
 		t.Errorf("got %+v, want %+v", cached, want)
 	}
 }
