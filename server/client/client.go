@@ -152,20 +152,8 @@ func rotationPath(ca string) string { return "/v1/ca/" + url.PathEscape(ca) + "/
 
 // ListIssued returns one page of the issuance record, without the certificates.
 func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.IssuanceEntryList, error) {
-	query := url.Values{}
-	for name, value := range map[string]string{
-		"tokenID": req.TokenID, "node": req.Node, "requester": req.Requester, "signer": req.Signer, "outcome": req.Outcome,
-		"ca": req.CA, "notCA": req.NotCA, "endsWithin": req.EndsWithin, "since": req.Since, "continue": req.Continue,
-	} {
-		if value != "" {
-			query.Set(name, value)
-		}
-	}
-	if req.Limit != 0 {
-		query.Set("limit", strconv.Itoa(req.Limit))
-	}
 	var list api.IssuanceEntryList
-	err := c.do(ctx, http.MethodGet, "/v1/issued?"+query.Encode(), nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/issued"+query(req), nil, &list)
 	return list, err
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	"github.com/kubejoin/kubejoin/server/api"
 )
@@ -19,16 +18,7 @@ func (c *Client) Explain(ctx context.Context, node string) (api.NodeExplanation,
 // ListJoins returns one page of how far machines have joined. With After, it waits until the list changes, for at most Wait.
 func (c *Client) ListJoins(ctx context.Context, req api.ListJoins) (api.JoinList, error) {
 	var list api.JoinList
-	values := url.Values{}
-	for name, value := range map[string]string{"node": req.Node, "token": req.Token, "state": req.State, "continue": req.Continue, "after": req.After, "wait": req.Wait} {
-		if value != "" {
-			values.Set(name, value)
-		}
-	}
-	if req.Limit != 0 {
-		values.Set("limit", strconv.Itoa(req.Limit))
-	}
-	err := c.do(ctx, http.MethodGet, "/v1/join?"+values.Encode(), nil, &list)
+	err := c.do(ctx, http.MethodGet, "/v1/join"+query(req), nil, &list)
 	return list, err
 }
 

@@ -1,12 +1,13 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 
 	"github.com/kubejoin/kubejoin/server/api"
 )
@@ -91,13 +92,16 @@ func (c *Client) pages(get func(api.ListPage) (next string, err error)) error {
 	}
 }
 
-func query(req api.ListPage) string {
+// query returns a request as a query. The fields of the request must be strings or numbers, without zero values in JSON.
+func query(req any) string {
+	content, _ := json.Marshal(req) // strings and numbers have a JSON form
+	fields := json.NewDecoder(bytes.NewReader(content))
+	fields.UseNumber()
+	var all map[string]any
+	_ = fields.Decode(&all)
 	values := url.Values{}
-	if req.Limit != 0 {
-		values.Set("limit", strconv.Itoa(req.Limit))
-	}
-	if req.Continue != "" {
-		values.Set("continue", req.Continue)
+	for name, value := range all {
+		values.Set(name, fmt.Sprint(value))
 	}
 	if len(values) == 0 {
 		return ""
