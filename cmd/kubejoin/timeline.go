@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -273,9 +274,7 @@ func (o *timelineOptions) follow(cmd *cobra.Command, req api.ListJoins) (err err
 			return err
 		}
 		progress(cmd, "%v; retrying in %s", err, safetext.Duration(pause))
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if loop.Sleep(ctx, pause) != nil {
 			return err
 		}
 		pause = min(2*pause, watchWait)
