@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -26,10 +27,8 @@ type Facts struct {
 	Machine tokens.Machine
 	// Tokens are all tokens.
 	Tokens []tokens.Record
-	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
-	ClusterInfo map[string]string
-	// Cluster returns the cached result of [ClusterOf] for ClusterInfo, so that many nodes share it; nil calls ClusterOf.
-	Cluster func() (server string, cas []*x509.Certificate) `json:"-"`
+	// ClusterInfo is the ConfigMap cluster-info.
+	ClusterInfo ClusterInfo
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
 	// FailedWrites are the last writes of kubejoin that failed, the newest first.
@@ -45,6 +44,19 @@ type Facts struct {
 	Waits   string
 	// Unread are the facts that could not be read.
 	Unread []api.UnreadFact
+}
+
+// A ClusterInfo is the ConfigMap cluster-info. [ParseClusterInfo] creates it.
+type ClusterInfo struct {
+	Data   map[string]string // nil if there is no ConfigMap
+	Server string            // empty if it is unknown
+	CAs    []*x509.Certificate
+}
+
+// ParseClusterInfo returns the data of cluster-info with the server and the CAs in it.
+func ParseClusterInfo(data map[string]string) ClusterInfo {
+	server, cas, _ := clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey])) // empty with an error
+	return ClusterInfo{data, server, cas}
 }
 
 // leaseMargin is the tolerated difference between the clock of the reader and that of the leader.

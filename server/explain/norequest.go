@@ -27,7 +27,7 @@ func (v *view) noRequest() {
 	if v.unproven(nobody) {
 		return
 	}
-	if v.readable(FactClusterInfo) && len(v.ClusterInfo) == 0 {
+	if v.readable(FactClusterInfo) && len(v.ClusterInfo.Data) == 0 {
 		v.say(NoClusterInfo, time.Time{}, "%s, and no machine can discover the cluster: there is no ConfigMap kube-public/cluster-info; %s", nobody,
 			v.responsible("publish it", "bootstrap-signer", "bootstrap-signer-controller after 'kubeadm init phase bootstrap-token'"))
 		return
@@ -96,9 +96,8 @@ func active(all []api.TokenEvidence) (n int) {
 
 // discovery returns words that name the address that the machine must reach; empty if it is unknown.
 func (v *view) discovery() string {
-	server, _ := v.cluster()
-	if server == "" {
+	if !v.readable(FactClusterInfo) || v.ClusterInfo.Server == "" {
 		return ""
 	}
-	return fmt.Sprintf(", and whether it reaches %s and the HOST:PORT of its join command", clean(server))
+	return fmt.Sprintf(", and whether it reaches %s and the HOST:PORT of its join command", clean(v.ClusterInfo.Server))
 }

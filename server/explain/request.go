@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -205,35 +204,17 @@ func (v *view) issued(r api.RequestEvidence) {
 
 // reaching returns words that name the API server that kubelets must reach; empty if it is unknown.
 func (v *view) reaching() string {
-	server, _ := v.cluster()
-	if server == "" {
+	if !v.readable(FactClusterInfo) || v.ClusterInfo.Server == "" {
 		return ""
 	}
-	return " and reaches " + clean(server)
-}
-
-// cluster returns the server and the CAs in cluster-info; empty if they are unknown.
-func (v *view) cluster() (server string, cas []*x509.Certificate) {
-	switch {
-	case !v.readable(FactClusterInfo):
-		return "", nil
-	case v.Cluster != nil:
-		return v.Cluster()
-	}
-	return ClusterOf(v.ClusterInfo)
-}
-
-// ClusterOf returns the server and the CAs in the data of cluster-info; empty if they are unknown.
-func ClusterOf(info map[string]string) (server string, cas []*x509.Certificate) {
-	server, cas, _ = clusterinfo.ParseKubeconfig([]byte(info[clusterinfo.KubeconfigKey])) // empty with an error
-	return server, cas
+	return " and reaches " + clean(v.ClusterInfo.Server)
 }
 
 // trusts reports whether a CA in cluster-info issued the chain, or cluster-info names no CA. It ignores expiration. The name and
 // the key ID of the CA are enough, because checking a signature for each of 10,000 machines takes a second.
 func (v *view) trusts(chain []*x509.Certificate) bool {
-	_, cas := v.cluster()
-	if len(cas) == 0 || slices.ContainsFunc(cas, func(ca *x509.Certificate) bool {
+	cas := v.ClusterInfo.CAs
+	if !v.readable(FactClusterInfo) || len(cas) == 0 || slices.ContainsFunc(cas, func(ca *x509.Certificate) bool {
 		return len(ca.SubjectKeyId) > 0 && bytes.Equal(ca.SubjectKeyId, chain[0].AuthorityKeyId) && bytes.Equal(ca.RawSubject, chain[0].RawIssuer)
 	}) {
 		return true

@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -72,11 +73,11 @@ func leafOf(t testing.TB, ca *tls.Certificate, end time.Time) *x509.Certificate 
 }
 
 // info returns a cluster-info that trusts the CA and has a signature by each of the tokens.
-func info(t testing.TB, ca *tls.Certificate, signing ...tokens.Record) map[string]string {
+func info(t testing.TB, ca *tls.Certificate, signing ...tokens.Record) explain.ClusterInfo {
 	t.Helper()
 	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.Leaf}))(t)
 	document := must.Value(clusterinfo.Document{}.Update(kubeconfig, signing, now))(t)
-	return document.Data()
+	return explain.ParseClusterInfo(document.Data())
 }
 
 // request returns a request for the client certificate that the user made 40 s ago.

@@ -21,7 +21,7 @@ func (v *view) token(r tokens.Record) api.TokenEvidence {
 		NodeNames: slices.Clone(r.Limits.Strictest().NodeNames), Nodes: slices.Clone(r.Nodes),
 	}
 	if !v.isUnread(FactClusterInfo) {
-		signed := r.Token.HasSecret() && clusterinfo.Verify([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]), v.ClusterInfo[clusterinfo.SignatureKey(t.ID)], r.Token) == nil
+		signed := r.Token.HasSecret() && clusterinfo.Verify([]byte(v.ClusterInfo.Data[clusterinfo.KubeconfigKey]), v.ClusterInfo.Data[clusterinfo.SignatureKey(t.ID)], r.Token) == nil
 		t.Signed = &signed
 	}
 	switch {

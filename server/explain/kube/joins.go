@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"slices"
 	"strings"
 	"sync"
@@ -202,10 +201,8 @@ func (j *Joins) look(ctx context.Context, w *watches) *look {
 
 // index finds the tokens of each node name. Most explanations need few of all tokens.
 func (l *look) index() {
-	f := &l.common.facts
-	f.Cluster = sync.OnceValues(func() (string, []*x509.Certificate) { return explain.ClusterOf(f.ClusterInfo) })
 	l.joins, l.byID, l.tokens = map[string]api.Join{}, map[string]tokens.Record{}, map[string][]tokens.Record{}
-	for _, r := range f.Tokens {
+	for _, r := range l.common.facts.Tokens {
 		l.byID[r.Token.ID()] = r
 		names := slices.Concat(r.Nodes, r.Limits.Strictest().NodeNames)
 		slices.Sort(names)

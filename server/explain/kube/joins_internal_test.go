@@ -531,7 +531,7 @@ func BenchmarkTenThousandMachines(b *testing.B) {
 	} {
 		b.Run(kind, func(b *testing.B) {
 			l := &look{now: start, requests: map[string][]listedRequest{}, claims: map[string]tokens.Claim{}, nodes: map[string]kubefacts.SeenNode{}}
-			l.common = gathering{Reader: Reader{}.withDefaults(), facts: explain.Facts{Tokens: []tokens.Record{one}, ClusterInfo: info}}
+			l.common = gathering{Reader: Reader{}.withDefaults(), facts: explain.Facts{Tokens: []tokens.Record{one}, ClusterInfo: explain.ParseClusterInfo(info)}}
 			for i := range size {
 				fill(l, fmt.Sprintf("node-%d", i))
 			}

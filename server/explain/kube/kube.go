@@ -339,7 +339,7 @@ func (g *gathering) clusterInfo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.set(func(f *explain.Facts) { f.ClusterInfo = data })
+	g.set(func(f *explain.Facts) { f.ClusterInfo = explain.ParseClusterInfo(data) })
 	return nil
 }
 
