@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/batch"
+	"github.com/kubejoin/kubejoin/internal/kube/callcache"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -33,11 +33,10 @@ const (
 // Joins lists the machines that join. It looks at the cluster at most once a second, and only while somebody calls List. Its
 // methods are safe for concurrent use. [OpenJoins] creates it.
 type Joins struct {
-	reader  Reader
-	nodes   *kubefacts.NodeCache
-	ctx     context.Context // of the watches
-	age     time.Duration   // joinsAge
-	looking batch.Queue[struct{}, **look]
+	reader Reader
+	nodes  *kubefacts.NodeCache
+	ctx    context.Context // of the watches
+	age    time.Duration   // joinsAge
 
 	mu   sync.Mutex
 	open *watches // nil if nobody has called List for joinsIdle
@@ -47,8 +46,8 @@ type Joins struct {
 type watches struct {
 	requests *kubecache.Cache[object, listedRequest]
 	nodes    *kubefacts.NodeCache
+	looks    *callcache.Cache[*look]
 	idle     *time.Timer
-	last     *look // used only by calls of the queue
 }
 
 // OpenJoins returns the Joins of a cluster. It watches certificate requests only while somebody calls List, and Nodes too if
@@ -60,7 +59,6 @@ func OpenJoins(ctx context.Context, reader Reader, nodes *kubefacts.NodeCache) *
 // A look has what a List reads from the cluster at one time.
 type look struct {
 	now      time.Time
-	err      error
 	common   gathering // the facts that all explanations share
 	requests map[string][]listedRequest
 	nodes    map[string]kubefacts.SeenNode
@@ -78,21 +76,13 @@ type look struct {
 // token, it returns only the machine of that name, or those of the token, however long ago they have joined. The error wraps
 // [tokens.ErrNotFound] if there is no such token. The result must not be changed.
 func (j *Joins) List(ctx context.Context, node, token string) (api.JoinList, error) {
-	var l *look
-	err := j.looking.Do(ctx, struct{}{}, &l, func(ctx context.Context, callers []**look) {
-		w := j.watches()
-		if w.last == nil || w.last.err != nil || j.reader.Now().Sub(w.last.now) >= j.age {
-			w.last = j.look(ctx, w)
-		}
-		for _, to := range callers {
-			*to = w.last
-		}
+	w := j.watches()
+	l, _, err := w.looks.Get(ctx, nil, func(ctx context.Context) (*look, bool, error) {
+		l, err := j.look(ctx, w)
+		return l, true, err
 	})
 	if err != nil {
 		return api.JoinList{}, err
-	}
-	if l.err != nil {
-		return api.JoinList{}, l.err
 	}
 	record, found := l.byID[token]
 	if token != "" && !found { // it may be younger than the look
@@ -137,7 +127,7 @@ func (j *Joins) watches() *watches {
 	}
 	ctx, stop := context.WithCancel(j.ctx)
 	client := j.reader.Client
-	w := &watches{nodes: j.nodes.Until(ctx), requests: kubecache.Open(ctx, client, client.CertificatesV1().CertificateSigningRequests(), "", kubecache.Config[object, listedRequest]{What: "certificate requests", Decode: decodeRequest})}
+	w := &watches{nodes: j.nodes.Until(ctx), looks: callcache.New[*look](j.age, 0, 0), requests: kubecache.Open(ctx, client, client.CertificatesV1().CertificateSigningRequests(), "", kubecache.Config[object, listedRequest]{What: "certificate requests", Decode: decodeRequest})}
 	w.idle = time.AfterFunc(joinsIdle, func() {
 		stop()
 		j.mu.Lock()
@@ -151,7 +141,7 @@ func (j *Joins) watches() *watches {
 }
 
 // look reads the facts about all machines.
-func (j *Joins) look(ctx context.Context, w *watches) *look {
+func (j *Joins) look(ctx context.Context, w *watches) (*look, error) {
 	r := j.reader
 	l := &look{now: r.Now(), common: gathering{Reader: r, strict: true}, requests: map[string][]listedRequest{}, claims: map[string]tokens.Claim{}, revoked: map[revocation.Key]revocation.Entry{}}
 	g := &l.common
@@ -193,10 +183,9 @@ func (j *Joins) look(ctx context.Context, w *watches) *look {
 			return err
 		},
 	})
-	l.err = cmp.Or(g.failure, ctx.Err())
 	slices.SortFunc(g.facts.Unread, func(a, b api.UnreadFact) int { return cmp.Compare(a.Fact, b.Fact) })
 	l.index()
-	return l
+	return l, cmp.Or(g.failure, ctx.Err())
 }
 
 // index finds the tokens of each node name. Most explanations need few of all tokens.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/callcache"
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -81,7 +82,8 @@ func (l *look) read(tb testing.TB, node, token string) api.JoinList {
 	tb.Helper()
 	reader := Reader{Client: fake.NewClientset(), Now: func() time.Time { return start }}
 	j := OpenJoins(tb.Context(), reader, kubefacts.OpenNodes(tb.Context(), reader.Client))
-	j.watches().last = l
+	_, _, err := j.watches().looks.Get(tb.Context(), nil, func(context.Context) (*look, bool, error) { return l, true, nil })
+	must.OK(tb, err)
 	return must.Value(j.List(tb.Context(), node, token))(tb)
 }
 
@@ -367,7 +369,7 @@ func TestLooksOnceASecondAndOnlyForViewers(t *testing.T) {
 		}
 		for range 100 { // more than joinsIdle
 			view()
-			time.Sleep(joinsAge)
+			time.Sleep(joinsAge + time.Nanosecond)
 		}
 		if n := calls(client, "get", "leases"); n != 200 { // the leader and the turn
 			t.Errorf("got %d calls of 50 viewers in 100 s, want 200", n)
@@ -418,7 +420,7 @@ func TestSharesNodesWithLeader(t *testing.T) {
 func TestLookOfCallerThatLeftIsNotShared(t *testing.T) {
 	j, client := opened(t.Context(), func(*Reader) {})
 	must.Value(j.List(t.Context(), "", ""))(t) // fills the caches
-	j.open.last = nil
+	j.open.looks = callcache.New[*look](joinsAge, 0, 0)
 	ctx, leave := context.WithCancel(t.Context())
 	client.PrependReactor("get", "leases", func(kubetesting.Action) (bool, k8s.Object, error) {
 		if ctx.Err() == nil {
