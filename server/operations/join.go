@@ -20,7 +20,7 @@ const joinsEvery = time.Second
 // ListJoins returns how far machines have joined. With After, it waits for a change. It stops waiting when ended is closed, and
 // then returns the unchanged list.
 func (o *Operations) ListJoins(ctx context.Context, req api.ListJoins, ended <-chan struct{}) (api.JoinList, error) {
-	wait, err := checkJoins(&req)
+	wait, had, err := checkJoins(&req)
 	if err != nil {
 		return api.JoinList{}, err
 	}
@@ -40,20 +40,20 @@ func (o *Operations) ListJoins(ctx context.Context, req api.ListJoins, ended <-c
 		}
 		left := time.Until(deadline)
 		if req.After == "" || list.Cursor != req.After || left <= 0 {
-			return onlyChanged(list, req.After), nil
+			return onlyChanged(list, had), nil
 		}
 		select {
 		case <-time.After(min(left, joinsEvery)):
 		case <-ended:
-			return onlyChanged(list, req.After), nil
+			return onlyChanged(list, had), nil
 		case <-ctx.Done():
 			return api.JoinList{}, ctx.Err()
 		}
 	}
 }
 
-// checkJoins checks a request, and sets its default limit.
-func checkJoins(req *api.ListJoins) (wait time.Duration, err error) {
+// checkJoins checks a request, and sets its default limit. It returns how long to wait, and what readVersions returns for After.
+func checkJoins(req *api.ListJoins) (wait time.Duration, had map[string]bool, err error) {
 	var invalid api.InvalidFields
 	when := func(is bool, field, format string, args ...any) {
 		if is {
@@ -76,12 +76,12 @@ func checkJoins(req *api.ListJoins) (wait time.Duration, err error) {
 		when(err != nil || wait < 0 || wait > api.MaxJoinsWait, "wait", "%.40q given, want a duration of at most %s, such as 30s", req.Wait, api.MaxJoinsWait)
 		when(req.After == "", "wait", "needs after, the cursor of an earlier list")
 	}
-	_, ok := readVersions(req.After)
+	had, ok := readVersions(req.After)
 	when(!ok, "after", "malformed; want the cursor of an earlier list")
 	if len(invalid) > 0 {
-		return 0, invalid
+		return 0, nil, invalid
 	}
-	return wait, nil
+	return wait, had, nil
 }
 
 // joinPage returns a page of a list. It does not change the list, which all callers share, and takes no time for other pages.
@@ -107,12 +107,11 @@ func joinPage(list api.JoinList, req api.ListJoins) (api.JoinList, error) {
 	return list, nil
 }
 
-// onlyChanged removes the items that the page with the cursor after had, too.
-func onlyChanged(list api.JoinList, after string) api.JoinList {
-	if after == "" {
+// onlyChanged removes the items whose versions an earlier page had. It returns the whole list if there was no earlier page.
+func onlyChanged(list api.JoinList, had map[string]bool) api.JoinList {
+	if len(had) == 0 {
 		return list
 	}
-	had, _ := readVersions(after) // checkJoins has checked it
 	changed := []api.Join{}
 	list.Order = []string{}
 	for _, j := range list.Items {
