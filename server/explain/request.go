@@ -73,7 +73,7 @@ func (v *view) pending(r api.RequestEvidence) {
 	}
 	switch {
 	case r.Permitted != nil && !*r.Permitted:
-		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so a person has to approve it", created, clean(r.User), v.subresource(r))
+		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so a person has to approve it", created, clean(r.User), Subresource(v.Node, r.User))
 		v.approve("approve it with", r)
 		v.next("or allow automatic approval with", v.permit(r))
 	case v.failedWrite(r) != "":
@@ -114,9 +114,10 @@ func (v *view) refusedBefore() string {
 	}
 }
 
-// subresource returns the subresource of certificatesigningrequests that RBAC must allow the requester to create.
-func (v *view) subresource(r api.RequestEvidence) string {
-	if r.User == tokens.NodeUserPrefix+v.Node {
+// Subresource returns the subresource of certificatesigningrequests that RBAC must allow a user to create, so that the approver
+// approves a request of this user for a node.
+func Subresource(node, user string) string {
+	if user == tokens.NodeUserPrefix+node {
 		return "selfnodeclient"
 	}
 	return "nodeclient"

@@ -149,10 +149,7 @@ func (g *gathering) permissions(ctx context.Context, all []listedRequest) {
 		if len(r.object.Status.Conditions) > 0 || r.evidence.Signer != certificates.KubeAPIServerClientKubeletSignerName {
 			continue
 		}
-		subresource := "nodeclient"
-		if r.evidence.User == tokens.NodeUserPrefix+r.node {
-			subresource = "selfnodeclient"
-		}
+		subresource := explain.Subresource(r.node, r.evidence.User)
 		user := strings.Join(append([]string{subresource, r.evidence.User}, r.evidence.Groups...), "\n")
 		_, found := checked[user]
 		if !found && len(checked) == maxPermissions {
