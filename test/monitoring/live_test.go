@@ -341,6 +341,11 @@ func targets(t *testing.T) (all []target) {
 			}
 		}
 	}
+	for _, title := range []string{"Joins a minute", "Waiting by reason", "Certificates by end"} {
+		if !slices.ContainsFunc(all, func(q target) bool { return q.panel == title }) {
+			t.Errorf("no panel %q", title)
+		}
+	}
 	if len(all) < 30 {
 		t.Fatalf("found %d queries, want more", len(all))
 	}
