@@ -214,8 +214,8 @@ func TestOffersWhatCallerMay(t *testing.T) {
 	}
 }
 
-// Catches a format that the page lacks, a secret that is still in the page after the next one, a refusal that the page does not
-// show beside its field, a warning that gets lost, and a change without a line in the log.
+// Catches a format that the page lacks, and a secret that is still in the page after the next one. Also catches a refusal that
+// the page does not show beside its field, a warning that gets lost, and a change without a line in the log.
 func TestCreatesTokenInEachFormat(t *testing.T) {
 	var log logs.Buffer
 	warnings := []string{`nothing enforces "limits", \ really`, hostile}
