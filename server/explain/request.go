@@ -212,7 +212,8 @@ func (v *view) reaching() string {
 }
 
 // trusts reports whether a CA in cluster-info issued the chain, or cluster-info names no CA. It ignores expiration. The name and
-// the key ID of the CA are enough, because checking a signature for each of 10,000 machines takes a second.
+// the key ID of the CA are enough here: the answer is only for a sentence, and only a signer could have written another certificate
+// with them. To check a signature for each of 10,000 machines would take a second.
 func (v *view) trusts(chain []*x509.Certificate) bool {
 	cas := v.ClusterInfo.CAs
 	if !v.readable(FactClusterInfo) || len(cas) == 0 || slices.ContainsFunc(cas, func(ca *x509.Certificate) bool {

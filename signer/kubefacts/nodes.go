@@ -170,7 +170,7 @@ func (n *NodeCache) Joining(ctx context.Context) (map[string]Registration, error
 	return all, nil
 }
 
-// A SeenNode is what a cache has of a Node. It must not be changed.
+// A SeenNode has the fields of a Node that a cache keeps. Do not change them.
 type SeenNode struct {
 	Registration
 	// Ready has the status and the transition time of the condition Ready. If the status is not True, it also has the start of

@@ -38,20 +38,22 @@ type page struct {
 	refusals bool // the browser refuses what the page does, and says so
 }
 
-// open opens the page of a server, in a browser that trusts the server's present key only. language is as in the header
-// Accept-Language.
+// open opens the page of a server, in a browser that trusts the server's present key. Without roots, the browser trusts what its
+// user trusts. language is as in the header Accept-Language.
 func open(t *testing.T, endpoint string, roots *x509.CertPool, language string, more ...chromedp.ExecAllocatorOption) *page {
 	t.Helper()
 	require(t, "chromium")
-	connection := must.Value(tls.Dial("tcp", endpoint, &tls.Config{RootCAs: roots}))(t)
-	key := sha256.Sum256(connection.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
-	must.OK(t, connection.Close())
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath("chromium"), chromedp.NoSandbox, // tests run as root
-		chromedp.Flag("ignore-certificate-errors-spki-list", base64.StdEncoding.EncodeToString(key[:])),
 		chromedp.Flag("lang", language), chromedp.Flag("accept-lang", language),
 		chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(patience),
 	)
+	if roots != nil {
+		connection := must.Value(tls.Dial("tcp", endpoint, &tls.Config{RootCAs: roots}))(t)
+		key := sha256.Sum256(connection.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
+		must.OK(t, connection.Close())
+		options = append(options, chromedp.Flag("ignore-certificate-errors-spki-list", base64.StdEncoding.EncodeToString(key[:])))
+	}
 	ctx, stop := chromedp.NewExecAllocator(t.Context(), append(options, more...)...)
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)

@@ -259,6 +259,18 @@ func TestReadmeSession(t *testing.T) {
 	s.CheckSecrets(t)
 }
 
+// TestBrowserTrustsCA runs the command that 'kubejoin console' prints for Chromium on Linux.
+func TestBrowserTrustsCA(t *testing.T) {
+	require(t, "certutil")
+	home := t.TempDir()
+	s := harness.ServeStandalone(t, filepath.Join(home, "kubejoin-data"))
+	printed := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "console", "--curlrc", s.Curlrc, "--url", "https://"+s.Endpoint).Output())(t)
+	trust := exec.CommandContext(t.Context(), "sh", "-ec", regexp.MustCompile(`(?m)^  Chromium, Linux +(.+)$`).FindStringSubmatch(string(printed))[1])
+	trust.Env = append(os.Environ(), "HOME="+home)
+	t.Logf("%s", must.Value(trust.CombinedOutput())(t))
+	open(t, s.Endpoint, nil, "en", chromedp.Env("HOME="+home)).see("Sign in to see what joins.")
+}
+
 // learn adds the secret of the token in a text to those that must not be in the log.
 func learn(t *testing.T, s *harness.Program, text string) {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -14,11 +15,7 @@ import (
 func Machines(now time.Time) api.JoinList {
 	before := func(d time.Duration) time.Time { return now.Add(-d) }
 	created := func(id string, d time.Duration, limits tokens.Limits) tokens.Record {
-		value, err := tokens.New(id, "0123456789abcdef")
-		if err != nil {
-			panic(err)
-		}
-		r := tokens.NewRecord(value, 24*time.Hour, before(d))
+		r := tokens.NewRecord(must.Get(tokens.New(id, "0123456789abcdef")), 24*time.Hour, before(d))
 		r.Created, r.UID, r.Limits = before(d), id, limits
 		return r
 	}

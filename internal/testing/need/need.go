@@ -18,6 +18,7 @@ type Program struct {
 var Known = map[string]Program{
 	"bash":            {"bash", "join script in this shell, blocks of the docs"},
 	"busybox":         {"busybox", "join script in this shell"},
+	"certutil":        {"libnss3-tools", "CA of the page in a browser"},
 	"chromium":        {"chromium fonts-wqy-zenhei", "the page at /console"},
 	"cloud-init":      {"cloud-init", "user data"},
 	"conntrack":       {"conntrack", "whole clusters"},

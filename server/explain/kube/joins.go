@@ -39,7 +39,7 @@ type Joins struct {
 	age    time.Duration   // joinsAge
 
 	mu   sync.Mutex
-	open *watches // nil if nobody has called List for joinsIdle
+	open *watches // nil before the first call of List, and joinsIdle after the last one
 }
 
 // watches has what a list reads while somebody calls List.
@@ -118,7 +118,7 @@ func (l *look) shared(node, token string, record tokens.Record) api.JoinList {
 	return made.(func() api.JoinList)()
 }
 
-// watches returns what a list reads. The watches end when nobody has called it for joinsIdle.
+// watches returns the open watches, or opens them. They end joinsIdle after the last call.
 func (j *Joins) watches() *watches {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -142,7 +142,8 @@ func certificate(o object, approved *api.RequestCondition) *api.CertificateEvide
 // maxPermissions is the maximum number of users whose permission is checked at a time.
 const maxPermissions = 20
 
-// permissions checks, like the approver, whether RBAC allows the automatic approval of the requests that nobody has decided.
+// permissions sets Permitted of the requests that nobody has decided: whether RBAC allows their automatic approval. The approver
+// checks the same permission.
 func (g *gathering) permissions(ctx context.Context, all []listedRequest) {
 	facts, checked := &kubefacts.Facts{Client: g.Client}, map[string]bool{}
 	for i, r := range all {
