@@ -138,7 +138,7 @@ func TestChecksListJoins(t *testing.T) {
 			t.Errorf("got %v, want an error about %s only", err, field)
 		}
 	}
-	for _, req := range []api.ListJoins{{Wait: "1s"}, {Wait: "x", After: cursor}, {Wait: "-1s", After: cursor}, {After: strings.Repeat("AAAAAAAAAAAAAAAA", 200)}, {Limit: -1}} {
+	for _, req := range []api.ListJoins{{Wait: "1s"}, {Wait: "x", After: cursor}, {Wait: "-1s", After: cursor}, {After: strings.Repeat("AAAAAAAAAAAAAAAA", 200)}, {After: "AAAA"}, {Limit: -1}} {
 		if _, err := joining().ListJoins(t.Context(), req, nil); !errors.As(err, new(api.InvalidFields)) {
 			t.Errorf("%+v: got %v, want an invalid field", req, err)
 		}
