@@ -47,9 +47,15 @@ var start = time.Date(2025, 3, 14, 15, 9, 26, 0, time.UTC)
 // requestOf returns the request of a node for a client certificate, ago before start.
 func requestOf(tb testing.TB, node, user string, ago time.Duration) object {
 	tb.Helper()
+	return requestFor(tb, tokens.NodeUserPrefix+node, node, user, ago)
+}
+
+// requestFor returns a request for a certificate with this common name.
+func requestFor(tb testing.TB, commonName, node, user string, ago time.Duration) object {
+	tb.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	must.OK(tb, err)
-	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: tokens.NodeUserPrefix + node, Organization: []string{"system:nodes"}}}, key))(tb)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, key))(tb)
 	return &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: "csr-" + node, CreationTimestamp: metav1.NewTime(start.Add(-ago))},
 		Spec: certificates.CertificateSigningRequestSpec{
@@ -136,6 +142,9 @@ func TestListsMachinesThatJoin(t *testing.T) {
 	}
 	waiting := seen()
 	waiting.common.facts.Turn = &api.TurnEvidence{Holder: "cp-1", Waiting: []api.WaitingEvidence{{Node: "a"}}}
+	if waiting.knows("b") {
+		t.Error("a machine that waits makes another one known")
+	}
 	for about, test := range map[string]struct {
 		look     *look
 		requests []object
@@ -278,7 +287,7 @@ func TestListKeepsLittleOfRequest(t *testing.T) {
 	if size := kept.object.Size(); size > 500 {
 		t.Errorf("keeps %d bytes", size)
 	}
-	for name, o := range map[string]object{"malformed": {}, "no node name": requestOf(t, "A", "jane", time.Minute)} {
+	for name, o := range map[string]object{"malformed": {}, "no node name": requestOf(t, "A", "jane", time.Minute), "another user": requestFor(t, "a", "a", "jane", time.Minute)} {
 		if got, err := decodeRequest(o); err == nil {
 			t.Errorf("%s: got %+v, want an error", name, got)
 		}
